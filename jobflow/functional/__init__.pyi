@@ -40,10 +40,12 @@ from jobflow.functional.reductions import *
 from jobflow.functional.sampling import *
 from jobflow.functional.selecting import *
 from jobflow.functional.shapes import *
+from jobflow.functional.slice_updates import *
 from jobflow.functional.sorting import *
 from jobflow.functional.sparse_creation import *
 from jobflow.functional.sparse_tensors import *
 from jobflow.functional.special_functions import *
+from jobflow.functional.statistics import *
 from jobflow.functional.switches import *
 from jobflow.functional.unary_functions import *
 from jobflow.functional.values import set_printoptions as set_printoptions

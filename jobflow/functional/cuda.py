@@ -69,7 +69,9 @@ def _gpu(what: str, requested: Any) -> _device:
 
 def current_device() -> int:
     """Return the index of the GPU that "cuda" names: the index that `set_device` received, by default the number of this rank."""
-    return _gpu("current_device", None).index
+    index = _gpu("current_device", None).index
+    assert index is not None
+    return index
 
 
 def set_device(device: Any) -> None:

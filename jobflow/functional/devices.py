@@ -22,40 +22,56 @@ TYPES = ("cpu", "cuda")
 
 
 class device:
-    """The device of a tensor: `type` is "cpu" or "cuda", and `index` is its number on the machine, 0 by default.
+    """The device of a tensor: `type` is "cpu" or "cuda", and `index` is its number on the machine, or None.
 
     `placement` is the placement of a global tensor, and None for a local tensor.  device("cuda:1") is device("cuda", 1).
+    Two devices are equal if their types and indices are equal, and they are not the devices of tensors with different placements.  A device that
+    the program names equals the device of a global tensor; the device of a local tensor differs from it.
     Raises: PlacementError for another string or a negative index.
     """
 
-    __slots__ = ("index", "placement", "type")
+    __slots__ = ("index", "is_local", "placement", "type")
     type: str
-    index: int
+    index: int | None
     placement: public_placement | None
+    #: True for the device of a local tensor
+    is_local: bool
 
     def __init__(self, type: str | device, index: int | None = None) -> None:
-        self.placement = None
+        self.placement, self.is_local = None, False
         if isinstance(type, device) and index is None:
-            self.type, self.index, self.placement = type.type, type.index, type.placement
+            self.type, self.index, self.placement, self.is_local = type.key
             return
         name, colon, number = str(type).partition(":")
         if name not in TYPES or (colon and (index is not None or not number.isdecimal())) or not _is_index(index):
             description = repr(type) if index is None else f"{type!r}, {index!r}"
             raise PlacementError(f'device at {user_line()}: {description} is not a device; use "cpu", "cuda" or "cuda:0"')
         self.type = name
-        self.index = int(number) if colon else 0 if index is None else int(index)
+        self.index = int(number) if colon else None if index is None else int(index)
+
+    @property
+    def key(self) -> tuple[str, int | None, public_placement | None, bool]:
+        """The attributes as a tuple."""
+        return self.type, self.index, self.placement, self.is_local
 
     def __repr__(self) -> str:
-        return f"device(type={self.type!r}, index={self.index}{'' if self.placement is None else f', placement={self.placement!r}'})"
+        index = "" if self.index is None else f", index={self.index}"
+        return f"device(type={self.type!r}{index}{'' if self.placement is None else f', placement={self.placement!r}'})"
 
     def __str__(self) -> str:
-        return f"{self.type}:{self.index}"
+        return self.type if self.index is None else f"{self.type}:{self.index}"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, device) and (self.type, self.index, self.placement) == (other.type, other.index, other.placement)
+        if not isinstance(other, device) or (self.type, self.index) != (other.type, other.index):
+            return False
+        return self.placement == other.placement or not (self._is_of_tensor and other._is_of_tensor)
+
+    @property
+    def _is_of_tensor(self) -> bool:
+        return self.is_local or self.placement is not None
 
     def __hash__(self) -> int:
-        return hash((self.type, self.index, self.placement))
+        return hash((self.type, self.index))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (device, (self.type, self.index)) if self.placement is None else (device_on, (self.placement,))
@@ -63,7 +79,7 @@ class device:
 
 def device_on(placement: public_placement) -> device:
     """Return the device of the global tensors on a placement; the index of "cuda" is the number of this rank."""
-    result = device(placement.core.tag, state().rank.index if placement.core.tag == "cuda" else 0)
+    result = device(placement.core.tag, state().rank.index if placement.core.tag == "cuda" else None)
     result.placement = placement
     return result
 
@@ -89,10 +105,15 @@ def _numbered(requested: Any) -> device | None:
     """
     if isinstance(requested, int) and not isinstance(requested, bool):
         return device("cuda", requested)
-    if isinstance(requested, str) and requested == "cuda":
+    if is_current_gpu(requested):
         here = state()
         return device("cuda", here.rank.index if here.cuda_index is None else here.cuda_index)
     return requested if isinstance(requested, device) else device(requested) if isinstance(requested, str) else None
+
+
+def is_current_gpu(requested: Any) -> bool:
+    """Return True for "cuda" without an index."""
+    return requested == "cuda" if isinstance(requested, str) else isinstance(requested, device) and requested.key == ("cuda", None, None, False)
 
 
 def is_device(argument: Any) -> bool:
@@ -105,7 +126,7 @@ def marked(x: Tensor, where: device | None) -> Tensor:
     if where is not None and x.layout is None:
         if where.type == "cuda":
             on_host(f"device={str(where)!r} at {user_line()}")
-        x._device = None if where == device("cpu") else where
+        x._device = None if where.type == "cpu" else where
     return x
 
 
@@ -113,7 +134,9 @@ def device_of(x: Tensor) -> device:
     """Return the device of a tensor."""
     if x.layout is not None:
         return device_on(public_placement.of(x.layout.placement))
-    return device("cpu") if x._device is None else x._device
+    result = device("cpu" if x._device is None else x._device)
+    result.is_local = True
+    return result
 
 
 def broadcast_on(where: device) -> Layout | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jobflow.core.errors import ArgumentError, CheckpointError, PlacementError
@@ -11,16 +12,19 @@ from jobflow.core.types import Array, DType, dtype_of, type_of
 from jobflow.functional.devices import checked_device, device
 from jobflow.functional.global_tensors import loaded_on
 from jobflow.functional.parameter_class import Parameter
+from jobflow.functional.saved_structures import Decoder
 from jobflow.functional.typed import Tensor
 from jobflow.runtime.collection import collection_paused
 from jobflow.storage import safetensors, torch_files
 from jobflow.storage.remote import AnyPath, RemotePath
 from jobflow.storage.torch_pickle import OPERATIONS, Device, Sizes, StorageRef, TensorRef
-from jobflow.storage.untrusted import MEMORY, open_regular, read_at_most
+from jobflow.storage.untrusted import MEMORY, json_tree, open_regular, read_at_most
 from jobflow.tensors.tensor import Size
 
 #: maximum nesting depth; the conversion stays far below the recursion limit of Python
 _DEPTH = 100
+#: the name of the metadata in which `flow.save` stores the structure of a safetensors file
+_TREE = "jobflow structure"
 _PLAIN = (str, bytes, int, float, bool, type(None), slice, DType)
 
 
@@ -69,15 +73,18 @@ def read(path: AnyPath, devices: DeviceMap) -> Any:
     Raises: CheckpointError for damaged files, and for objects that are not tensors, numbers, text or containers.
     """
     if path.suffix == ".safetensors" or _start(path)[8:9] == b"{":
-        return _tensors(path, devices)
+        return _tensors(safetensors.opened(path), str(path), lambda info: safetensors.read_tensor(path, info), devices)
     with collection_paused():  # millions of objects are created, and none is released
         return _Builder(torch_files.read(path), str(path), devices).whole()
 
 
 def read_file(file: Any, devices: DeviceMap) -> Any:
-    """Return the content of an open binary file that `torch.save` wrote, from its position to its end, as `read` does."""
+    """Return the content of an open binary file from its position to its end, as `read` does."""
     name = str(getattr(file, "name", "the file"))
     content = read_at_most(file, MEMORY, name, CheckpointError)
+    if content[8:9] == b"{":
+        header = safetensors.parsed(content, name)
+        return _tensors(header, name, lambda info: safetensors.array_in(content, info), devices)
     with collection_paused():
         return _Builder(torch_files.parse(memoryview(content), name), name, devices).whole()
 
@@ -89,17 +96,33 @@ def _start(path: AnyPath) -> bytes:
         return file.read(9)
 
 
-def _tensors(path: AnyPath, devices: DeviceMap) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by name."""
-    infos = safetensors.read_header(path)
-    for name, info in infos.items():
+def write_file(file: Any, arrays: Mapping[str, Array], tree: Any) -> None:
+    """Write a safetensors file of these arrays, whose metadata contain the JSON tree of a structure, to an open binary file."""
+    stored = {name: safetensors.storable(name, array) for name, array in arrays.items()}
+    for part in safetensors.encoded(stored, {_TREE: json.dumps(tree)}):
+        file.write(part)
+
+
+def _tensors(header: safetensors.Header, name: str, read_array: Callable[[safetensors.TensorInfo], Array], devices: DeviceMap) -> Any:
+    """Return the tensors of a safetensors file by name, or the structure of its metadata."""
+    for key, info in header.infos.items():
         try:
             dtype_of(info.dtype.newbyteorder("="))
         except KeyError:
             raise CheckpointError(
-                f"{path}: tensor {name!r} has the element type {info.dtype.name}, which jobflow lacks; convert the tensor before saving"
+                f"{name}: tensor {key!r} has the element type {info.dtype.name}, which jobflow lacks; convert the tensor before saving"
             ) from None
-    return {name: tensor_on(safetensors.read_tensor(path, info), devices.target("cpu")) for name, info in infos.items()}
+
+    def tensor(key: str) -> Tensor:
+        return tensor_on(read_array(header.infos[key]), devices.target("cpu"))
+
+    if _TREE not in header.metadata:
+        return {key: tensor(key) for key in header.infos}
+    try:
+        tree = json_tree(header.metadata[_TREE].encode())
+    except ValueError as error:
+        raise CheckpointError(f"{name} is damaged: its metadata {_TREE!r} are not JSON ({error})") from None
+    return Decoder(name, tensor).whole(tree)
 
 
 def tensor_on(array: Array, where: device | None) -> Tensor:

@@ -153,7 +153,7 @@ def _on_device(x: Tensor, target_device: Any, what: str) -> Tensor:
         return _on_device_type(x, target_device, what)
     target = where.checked_device(what, target_device)
     assert target is not None
-    if x.traced is not None or target == where.device_of(x):
+    if x.traced is not None or target.type == where.device_of(x).type == "cpu" or target == where.device_of(x):
         return x
     return where.marked(run(Copy(), x), target)
 

@@ -64,9 +64,9 @@ def vdot(x: Tensor, other: Tensor) -> Tensor:
 
 def kron(x: Tensor, other: Tensor) -> Tensor:
     """Return the Kronecker product: `other` times each element of x, as blocks."""
-    a, b = together("kron", x, other)
-    ndim = max(a.ndim, b.ndim)
-    left, right = ((1,) * (ndim - each.ndim) + tuple(each.shape) for each in (a, b))
+    ndim = max(x.ndim, other.ndim)
+    left, right = ((1,) * (ndim - each.ndim) + tuple(each.shape) for each in (x, other))
+    a, b = together("kron", reshape(x, left), reshape(other, right))  # with equal numbers of axes, both types count
     blocks = mul(reshape(a, tuple(n for size in left for n in (size, 1))), reshape(b, tuple(n for size in right for n in (1, size))))
     return reshape(blocks, tuple(n * m for n, m in zip(left, right, strict=True)))
 

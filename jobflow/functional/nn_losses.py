@@ -8,7 +8,10 @@ from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec
 
+import numpy as np
+
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.notices import notice
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
 from jobflow.functional.nn_base import REDUCTIONS, chosen_reduction, formula, one_float_type, one_of, one_type, reduced
@@ -19,6 +22,7 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import elementwise_loss as el
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
+from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.runtime_assertions import assert_bounds
 from jobflow.ops.source import constant
 from jobflow.tensors.state import state
@@ -68,6 +72,24 @@ def one_shape(what: str, **operands: Tensor | None) -> None:
         )
 
 
+def _alike(what: str, input: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return input and target, broadcast to one shape with a notice, because broadcasting is often a mistake.
+
+    Raises: ShapeError if they do not broadcast together, or if `weight` does not have the shape of the result.
+    """
+    first, second = input.tensor_type, target.tensor_type
+    if first.shape != second.shape:
+        try:
+            shape = np.broadcast_shapes(first.shape, second.shape)
+        except ValueError:
+            one_shape(what, input=input, target=target)
+            raise
+        notice(f"{what} at {user_line()}: input {first} and target {second} are broadcast to {list(shape)}; give them the same shape")
+        input, target = broadcast_to(input, shape), broadcast_to(target, shape)
+    one_shape(what, input=input, weight=weight)
+    return input, target
+
+
 @one_type
 @reducing
 def mse_loss(
@@ -81,9 +103,10 @@ def mse_loss(
     """Return the squared errors (input - target)^2, reduced by `reduction`: "mean", "sum" or "none".
 
     `weight` multiplies the errors, and the mean is then divided by the sum of the weights.
-    Raises: ShapeError unless `input`, `target` and `weight` have the same shape.
+    Operands of different shapes are broadcast, with a notice.
+    Raises: ShapeError for shapes that do not broadcast together, or unless `weight` has the shape of the losses.
     """
-    one_shape("mse_loss", input=input, target=target, weight=weight)
+    input, target = _alike("mse_loss", input, target, weight)
     return _weighted(ew.squared_difference(input, target), weight)
 
 
@@ -100,9 +123,10 @@ def l1_loss(
     """Return the absolute errors |input - target|, reduced by `reduction`: "mean", "sum" or "none".
 
     `weight` multiplies the errors, and the mean is then divided by the sum of the weights.
-    Raises: ShapeError unless `input`, `target` and `weight` have the same shape.
+    Operands of different shapes are broadcast, with a notice.
+    Raises: ShapeError for shapes that do not broadcast together, or unless `weight` has the shape of the losses.
     """
-    one_shape("l1_loss", input=input, target=target, weight=weight)
+    input, target = _alike("l1_loss", input, target, weight)
     return _weighted(ew.absolute(ew.subtract(input, target)), weight)
 
 
@@ -114,11 +138,12 @@ def smooth_l1_loss(
     """Return d^2 / (2 * beta) where d < beta, else d - beta / 2, with d = |input - target|.
 
     `reduction` is "mean", "sum" or "none".
-    Raises: ArgumentError for a negative beta; ShapeError unless `input` and `target` have the same shape.
+    Operands of different shapes are broadcast, with a notice.
+    Raises: ArgumentError for a negative beta; ShapeError for shapes that do not broadcast together.
     """
     if beta < 0:
         raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta} must not be negative")
-    one_shape("smooth_l1_loss", input=input, target=target)
+    input, target = _alike("smooth_l1_loss", input, target)
     if beta == 0:
         return ew.absolute(ew.subtract(input, target))
     return el.smooth_l1(input, target, beta)
@@ -130,11 +155,12 @@ def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: fl
     """Return d^2 / 2 where d < delta, else delta * (d - delta / 2), with d = |input - target|; `weight` multiplies the losses.
 
     `reduction` is "mean", "sum" or "none".
-    Raises: ArgumentError unless delta > 0; ShapeError unless `input` and `target` have the same shape.
+    Operands of different shapes are broadcast, with a notice.
+    Raises: ArgumentError unless delta > 0; ShapeError for shapes that do not broadcast together.
     """
     if delta <= 0:
         raise ArgumentError(f"huber_loss at {user_line()}: delta {delta} must be positive")
-    one_shape("huber_loss", input=input, target=target, weight=weight)
+    input, target = _alike("huber_loss", input, target, weight)
     return _weighted(ew.scale(el.smooth_l1(input, target, delta), delta), weight)
 
 

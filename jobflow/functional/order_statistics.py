@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, bool_, int64
 from jobflow.functional.argument_checks import checks_arguments
-from jobflow.functional.binary_functions import div, floor_divide, mul, sub
+from jobflow.functional.binary_functions import add, div, floor_divide, mul, sub
 from jobflow.functional.casting import named
 from jobflow.functional.comparing import eq, where
 from jobflow.functional.dispatch import method
@@ -124,8 +125,10 @@ def _valid(x: Tensor) -> Tensor:
 def nanmedian(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return the median of the elements that are not NaN; with `dim`, a pair (values, indices) along that axis.
 
-    The median of an even number of elements is the lower one.
+    The median of an even number of elements is the lower one, and NaN for a tensor without elements.
     """
+    if dim is None and not x.tensor_type.size and x.dtype.is_float:
+        return add(sum(x), math.nan)
     if dim is None:
         return nanmedian(flatten(x), 0).values
     axis = _filled_axis("nanmedian", x, dim)

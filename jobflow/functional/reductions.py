@@ -22,7 +22,7 @@ from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.compare import Equal, NotEqual
 from jobflow.ops.index import DimGather
 from jobflow.ops.reduce import ArgExtreme, ReduceAll, ReduceAny, ReduceMax, ReduceMin, ReduceProd, ReduceSum, check_filled
-from jobflow.ops.scalar import Detach, DivideBy, FillLike, Scale
+from jobflow.ops.scalar import Detach, DivideBy, FillLike, Scale, Shift
 from jobflow.ops.scan import CumProd, CumSum
 from jobflow.ops.slices import Slice
 from jobflow.ops.sort import Sort
@@ -233,8 +233,11 @@ def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return the median of all elements, or (values, indices) of the medians along axis `dim`.
 
     The median of an even number of elements is the lower one in the middle.  A median is NaN if an element is NaN.
-    Raises: ShapeError for an empty tensor or axis.
+    The median of a floating point tensor without elements is NaN.
+    Raises: ShapeError for an empty axis, or an empty tensor of integers.
     """
+    if dim is None and not x.tensor_type.size and x.tensor_type.dtype.is_float:
+        return run(Shift(math.nan), sum(x))
     row = x if dim is not None and x.tensor_type.ndim else run(Reshape((x.tensor_type.size,)), x)
     axis = 0 if dim is None else axis_of("median", x, dim)
     check_filled("median", row.tensor_type, (axis,))

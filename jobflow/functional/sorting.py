@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobflow.core.errors import DtypeError, JobError, ShapeError, counted, user_line
-from jobflow.functional.dispatch import method
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, counted, user_line
+from jobflow.functional.dispatch import is_tensor, method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.indexing import listed
 from jobflow.functional.promotion import together
@@ -95,14 +96,18 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
 # --------------------------------------------------------------------------- einsum
 
 
-def einsum(equation: str, *operands: Any) -> Tensor:
+def einsum(equation: Any, *operands: Any) -> Tensor:
     """Return sums of products over named axes, such as "bij,bjk->bik"; "..." stands for leading axes that broadcast.
+
+    Instead of an equation, a list of axes, 0 to 51, may follow each operand, and a list for the result may follow the last one.
 
     Operands are multiplied from the left, two at a time, as one batched matrix product each.  Common axes that later terms need are batch
     axes; other common axes are summed.  As in PyTorch, a sum over an axis of one operand widens integers to int64, like `sum`, and products
     keep the type of their operands.
-    Raises: ShapeError for an equation that does not match the operands, DtypeError unless the equation is a string.
+    Raises: ShapeError for an equation that does not match the operands, DtypeError unless the equation is a string; ArgumentError for other lists.
     """
+    if is_tensor(equation) and operands:
+        equation, operands = _from_lists((equation, *operands))
     if not isinstance(equation, str):
         raise DtypeError(f"einsum at {user_line()}: equation must be a string such as 'ij,jk->ik'; got {type(equation).__name__}")
     listed = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else list(operands)
@@ -114,6 +119,25 @@ def einsum(equation: str, *operands: Any) -> Tensor:
         y, word = _product(y, word, other, mark, result + "".join(mark for _, mark in terms[i + 1 :]))
     y, word = _single(y, word, result)
     return permute(y, [word.index(c) for c in result])
+
+
+def _from_lists(arguments: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """Return the equation and the operands for operands that are followed by lists of axes."""
+    pairs, result = (arguments, ()) if len(arguments) % 2 == 0 else (arguments[:-1], arguments[-1:])
+    for axes in (*pairs[1::2], *result):
+        if not isinstance(axes, list | tuple):
+            raise ArgumentError(f"einsum at {user_line()}: an operand must be followed by a list of the numbers of its axes; got {axes!r:.80}")
+    words = ["".join(map(_symbol, axes)) for axes in (*pairs[1::2], *result)]
+    return "->".join([",".join(words[: len(pairs) // 2]), *words[len(pairs) // 2 :]]), pairs[::2]
+
+
+def _symbol(axis: Any) -> str:
+    """Return the letter of an axis from 0 to 51, and "..." for the ellipsis; raise ArgumentError for another value."""
+    if axis is Ellipsis:
+        return "..."
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not 0 <= axis < 52:
+        raise ArgumentError(f"einsum at {user_line()}: axes must be numbers from 0 to 51, or ...; got {axis!r:.80}")
+    return string.ascii_uppercase[axis] if axis < 26 else string.ascii_lowercase[axis - 26]
 
 
 def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:

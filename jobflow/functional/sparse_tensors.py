@@ -20,6 +20,7 @@ from jobflow.functional.binary_functions import mm
 from jobflow.functional.casting import named
 from jobflow.functional.dispatch import NotDense, attribute, method
 from jobflow.functional.indexing import getitem, listed
+from jobflow.functional.joining import cat
 from jobflow.functional.nn_base import composed, formula, whole
 from jobflow.functional.packed_sequences import constant_for
 from jobflow.functional.promotion import cast
@@ -235,6 +236,22 @@ class SparseTensor(NotDense):
             raise DtypeError(f"div at {user_line()}: the divisor of {self._text()} must be a number, not {type(divisor).__name__}; call to_dense()")
         return self._with(self._values / divisor)
 
+    def __add__(self, other: Any) -> SparseTensor:
+        return _sum_of("add", self, other)
+
+    def __radd__(self, other: Any) -> Tensor:
+        if not isinstance(other, Tensor):
+            raise DtypeError(f"add at {user_line()}: {self._text()} cannot be added to {type(other).__name__}; call to_dense()")
+        return other + self.to_dense()
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return (-self).__radd__(other)
+
+    def __sub__(self, other: Any) -> SparseTensor:
+        return _sum_of("sub", self, other, -1)
+
+    add, sub = __add__, __sub__
+
     def __neg__(self) -> SparseTensor:
         return self._with(-self._values)
 
@@ -291,6 +308,13 @@ class SparseTensor(NotDense):
         """Return the result of a function of tensors called with this tensor; raise JobError for functions that accept dense tensors only."""
         if what in ("matmul", "mm", "mv", "spmm") and len(arguments) == 2 and not named:
             return _multiplied(what, *arguments)
+        if what in ("add", "sub") and len(arguments) == 2 and named.keys() <= {"alpha"}:
+            a, b = arguments
+            alpha = named.get("alpha", 1)
+            if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number):
+                raise DtypeError(f"{what} at {user_line()}: alpha must be a number; got {alpha!r:.80}")
+            factor: Any = alpha if what == "add" else -alpha
+            return _sum_of(what, a, b, factor) if isinstance(a, SparseTensor) else a + b.to_dense() * factor
         raise JobError(f"{what} at {user_line()}: {self._text()} is not accepted; call to_dense() first")
 
     def __len__(self) -> int:
@@ -317,10 +341,6 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 for _name in [
-    "add",
-    "radd",
-    "sub",
-    "rsub",
     "rtruediv",
     "pow",
     "rpow",
@@ -336,6 +356,21 @@ for _name in [
     "ge",
 ]:
     setattr(SparseTensor, f"__{_name}__", _refused(f"__{_name}__"))
+
+
+def _sum_of(what: str, a: SparseTensor, b: Any, factor: Any = 1) -> SparseTensor:
+    """Return a + factor * b for sparse tensors of one shape, without repeated indices if both operands have none."""
+    if not isinstance(b, SparseTensor):
+        remedy = "write dense + sparse" if isinstance(b, Tensor) else "call to_dense()"
+        raise DtypeError(f"{what} at {user_line()}: the other operand of {a._text()} must be sparse, not {type(b).__name__}; {remedy}")
+    if a.shape != b.shape or a.sparse_dim() != b.sparse_dim() or a.is_sparse_csr != b.is_sparse_csr:
+        raise ShapeError(f"{what} at {user_line()}: {a._text()} and {b._text()} must have the same shape, format and axes with indices")
+    values = cat([a._values, b._values if factor == 1 else b._values * factor])
+    total = SparseTensor(np.concatenate([a._coordinates, b._coordinates], axis=1), values, a.shape, False, a.is_sparse_csr)
+    if not (a.coalesced and b.coalesced):
+        return total
+    sorted_total = total.coalesce()
+    return sorted_total.to_sparse_csr() if a.is_sparse_csr else sorted_total
 
 
 def _array_of(values: Tensor) -> Array:

@@ -9,6 +9,7 @@ from jobflow.functional.nn_activations import softmax as softmax
 from jobflow.functional.reductions import logsumexp as logsumexp
 from jobflow.functional.special_functions import digamma as digamma
 from jobflow.functional.special_functions import entr as entr
+from jobflow.functional.special_functions import erfcx as erfcx
 from jobflow.functional.special_functions import erfinv as erfinv
 from jobflow.functional.special_functions import i0 as i0
 from jobflow.functional.special_functions import i0e as i0e
@@ -20,6 +21,7 @@ from jobflow.functional.special_functions import polygamma as polygamma
 from jobflow.functional.special_functions import sinc as sinc
 from jobflow.functional.special_functions import xlog1py as xlog1py
 from jobflow.functional.special_functions import xlogy as xlogy
+from jobflow.functional.special_functions import zeta as zeta
 from jobflow.functional.unary_functions import erf as erf
 from jobflow.functional.unary_functions import erfc as erfc
 from jobflow.functional.unary_functions import exp2 as exp2

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jobflow.core.errors import ArgumentError, DtypeError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.core.types import bool_
 from jobflow.functional.argument_checks import checks_arguments
 from jobflow.functional.binary_functions import add, div, maximum, minimum, mul, pow, sub
@@ -20,11 +20,12 @@ from jobflow.functional.promotion import Operand, as_float, cast, constant, kind
 from jobflow.functional.typed import Tensor
 from jobflow.functional.unary_functions import abs, erfc, exp, isnan, log, log1p, sin
 from jobflow.ops import unary_special_functions as special
-from jobflow.ops.binary_special_functions import CopySign, Gcd, Hypot, Lcm, LeftShift, LogAddExp, NextAfter, RightShift
+from jobflow.ops.binary_special_functions import CopySign, Gcd, Hypot, Lcm, LeftShift, LogAddExp, NextAfter, RightShift, Zeta
 from jobflow.ops.gamma_functions import Digamma, Lgamma
 from jobflow.ops.op import Op
 from jobflow.ops.scalar import Detach, FillLike
 from jobflow.tensors.run import run
+from jobflow.tensors.state import state
 
 __all__ = [
     "bitwise_left_shift", "bitwise_right_shift", "copysign", "deg2rad", "digamma", "erfinv", "fmax", "fmin", "gcd", "heaviside", "hypot", "i0",
@@ -48,6 +49,7 @@ lgamma = _of_floats("lgamma", Lgamma(), "Return ln |gamma(x)|, element by elemen
 digamma = _of_floats("digamma", Digamma(), "Return the derivative of ln gamma(x).")
 erfinv = _of_floats("erfinv", special.Erfinv(), "Return the inverse of the error function; NaN outside of [-1, 1].")
 ndtri = _of_floats("ndtri", special.Ndtri(), "Return the inverse of `ndtr`; NaN outside of [0, 1].")
+erfcx = _of_floats("erfcx", special.Erfcx(), "Return exp(x^2) erfc(x), which does not underflow for large x.")
 i0e = _of_floats("i0e", special.I0e(), "Return exp(-|x|) I0(x), the scaled modified Bessel function of order 0.")
 i1e = _of_floats("i1e", special.I1e(), "Return exp(-|x|) I1(x), the scaled modified Bessel function of order 1.")
 
@@ -154,6 +156,18 @@ def xlog1py(x: Operand, other: Operand) -> Tensor:
 
 
 @rounded_once
+def zeta(x: Operand, other: Operand) -> Tensor:
+    """Return the Hurwitz zeta function, the sum of (other + k)^-x over k = 0, 1, ..., for other > -15.
+
+    Raises: JobError for an x that requires gradients, because there is no derivative by x.
+    """
+    if isinstance(x, Tensor) and x._needs_gradient and state().grad_enabled:
+        raise JobError(f"zeta at {user_line()}: there is no derivative by x; pass x.detach()")
+    a, b = _floats("zeta", x, other)
+    return run(Zeta(), a, b)
+
+
+@rounded_once
 def logaddexp(x: Tensor, other: Tensor) -> Tensor:
     """Return ln(e^x + e^other), computed without overflow."""
     return run(LogAddExp(), *_floats("logaddexp", x, other))
@@ -201,8 +215,13 @@ def heaviside(x: Tensor, values: Tensor) -> Tensor:
     return run(Detach(), where(eq(x, 0), values, cast(gt(x, 0), x.dtype)))
 
 
+@rounded_once
 def ldexp(x: Tensor, other: Tensor) -> Tensor:
-    """Return x * 2^other."""
+    """Return x * 2^other; for a floating point x and an integer `other`, in the type of x."""
+    if x.dtype.is_float and not other.dtype.is_float:
+        if other.dtype is bool_:
+            raise DtypeError(f"ldexp at {user_line()}: other must contain numbers; got {other.tensor_type}")
+        other = cast(other, x.dtype)
     return mul(x, pow(2.0, other))
 
 

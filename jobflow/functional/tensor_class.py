@@ -32,9 +32,11 @@ from jobflow.functional.reductions import ReductionMethods
 from jobflow.functional.sampling import RandomMethods
 from jobflow.functional.selecting import SelectionMethods
 from jobflow.functional.shapes import ShapeMethods
+from jobflow.functional.slice_updates import SliceUpdateMethods
 from jobflow.functional.sorting import SortingMethods
 from jobflow.functional.sparse_tensors import SparseMethods
 from jobflow.functional.special_functions import SpecialMethods
+from jobflow.functional.statistics import StatisticsMethods
 from jobflow.functional.unary_functions import ElementwiseMethods
 from jobflow.functional.values import ValueMethods
 from jobflow.tensors.tensor import TensorBase
@@ -68,9 +70,11 @@ class Tensor(
     SelectionMethods,
     ShapeInPlaceMethods,
     ShapeMethods,
+    SliceUpdateMethods,
     SortingMethods,
     SpecialMethods,
     SparseMethods,
+    StatisticsMethods,
     ValueMethods,
     WritingMethods,
     TensorBase,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
-from jobflow.core.types import Array
+from jobflow.core.types import Array, type_of
 from jobflow.functional.devices import device_of
 from jobflow.functional.dispatch import method
 from jobflow.functional.typed import Tensor
@@ -96,6 +96,25 @@ def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
     """Return the logical value as a NumPy array, for `np.asarray` and other NumPy functions."""
     array = value_of(x, "a NumPy array")
     return np.array(array, dtype) if copy else np.asarray(array, dtype)
+
+
+def of_array(x: Tensor, array: Array, context: Any = None, return_scalar: bool = False) -> Any:
+    """Return the result of a NumPy function of x: a local tensor, or an array if x is global or tensors lack the element type.
+
+    Raises: JobError if gradients are recorded for x, because NumPy functions have none.
+    """
+    try:
+        type = type_of(array)
+    except (KeyError, TypeError):
+        return array
+    if x.layout is not None:
+        return array[()] if return_scalar else array
+    if x._needs_gradient and state().grad_enabled:
+        raise JobError(
+            f"a NumPy function at {user_line()}: {x.tensor_type} requires gradients, which NumPy does not compute; use the function of jobflow, or "
+            f"x.detach()"
+        )
+    return Tensor.new(type, None, array)
 
 
 def item(x: Tensor) -> Any:
@@ -268,6 +287,7 @@ class ValueMethods:
     __slots__ = ()
 
     __array__ = method(as_array)
+    __array_wrap__ = method(of_array)
     __bool__ = method(as_bool)
     __contains__ = method(contains)
     __float__ = method(as_float)

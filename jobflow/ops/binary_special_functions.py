@@ -1,4 +1,4 @@
-"""Elementwise functions of two tensors beyond arithmetic: distances, sums of exponentials, signs, neighbours, divisors and shifts."""
+"""Elementwise functions of two tensors: distances, sums of exponentials, the zeta function, signs, neighbours, divisors and shifts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, Tensor, Xp
+from jobflow.core.types import Array, Tensor, Xp, float64
 from jobflow.ops.arithmetic import multiply
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.compare import not_equal
 from jobflow.ops.op import Grads, Sample, sample
-from jobflow.ops.pointwise import FLOATS, Binary, sample_data
-from jobflow.ops.scalar import cast
+from jobflow.ops.pointwise import FLOATS, Binary, call, sample_data
+from jobflow.ops.scalar import cast, negate, shift
+from jobflow.ops.unary_special_functions import EULER_MACLAURIN, TERMS
 
 INTEGERS = "iu"
+#: exponents beyond this bound underflow, and would overflow in the series of `Zeta`
+_LARGEST = 1e4
 
 
 class Hypot(Binary):
@@ -81,6 +84,55 @@ class NextAfter(Binary):
         yield sample(cls(), sample_data(1, 5, 3), sample_data(2, 3), differentiable=(0,))
 
 
+class Zeta(Binary):
+    """Hurwitz zeta function: z = sum of (y + k)^-x over k = 0, 1, ..., for x > 1 and y > -15; infinite at y = 0, -1, ...
+
+    Without a derivative by x.
+    """
+
+    kinds = FLOATS
+
+    def formula(self, f: Any, *elements: Any) -> Any:
+        x, y = elements
+        s, q = f.cast(x, float64), f.cast(y, float64)
+        total = _power(f, q, s)
+        for k in range(1, TERMS):
+            total = total + _power(f, q + float(k), s)
+        w = q + float(TERMS)
+        one = 1.0 / w
+        order = f.minimum(s, _LARGEST)
+        tail = w / f.where(f.equal(s, 1.0), 2.0, s - 1.0) + 0.5
+        factor, power = order, one
+        for k, each in enumerate(EULER_MACLAURIN):
+            tail = tail + power * (factor * each)
+            factor = factor * ((order + float(2 * k + 1)) * (order + float(2 * k + 2)))
+            power = power * one * one
+        z = total + tail * _power(f, w, s)
+        outside = f.logical_or(f.less(w, 5.0), f.logical_and(f.less(q, 0.0), f.not_equal(s, f.floor(s))))
+        z = f.where(outside, math.nan, z)
+        z = f.where(f.logical_and(f.less_equal(q, 0.0), f.equal(q, f.floor(q))), math.inf, z)
+        z = f.where(f.equal(s, 1.0), math.inf, f.where(f.less(s, 1.0), math.nan, z))
+        return f.cast(z, x.dtype)
+
+    def grad(self, *tensors: Any) -> Grads:
+        x, y, _, dz = tensors
+        slope: Tensor = multiply(negate(x), call(Zeta(), shift(x, 1.0), y))
+        return None, sum_to(multiply(dz, slope), y.tensor_type.shape)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), sample_data(1, 5, 3, low=1.5, high=6.0), sample_data(2, 3, low=0.5, high=4.0), differentiable=(1,), tolerance=1e-5)
+        yield sample(cls(), np.array([1.0, 2.0, 3.0]), np.array([2.0, -1.0, -0.5]), differentiable=(), note=" special")
+
+
+def _power(f: Any, base: Any, s: Any) -> Any:
+    """Return base^-s, with the sign of a negative base for odd s, and 1 for a base of 0."""
+    half = s * 0.5
+    odd = f.logical_and(f.less(base, 0.0), f.not_equal(half, f.floor(half)))
+    size = f.power(f.where(f.equal(base, 0.0), 1.0, f.absolute(base)), -s)
+    return f.where(odd, -size, size)
+
+
 class OfIntegers(Binary):
     """Base class of functions of two integers."""
 
@@ -104,9 +156,13 @@ class Gcd(OfIntegers):
 
 
 class Lcm(OfIntegers):
-    """Least common multiple, which is not negative; 0 if one operand is 0."""
+    """Least common multiple, which is not negative; 0 if one operand is 0.  An overflow of 32 or 64 bits is not negative, either."""
 
-    ufunc = "lcm"
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        x, y, z = arrays
+        xp.lcm(x, y, out=z)
+        if z.dtype.kind == "i" and z.dtype.itemsize > 2:
+            xp.absolute(z, out=z)
 
 
 class BitShift(OfIntegers):

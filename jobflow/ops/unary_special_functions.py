@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Tensor, float64
+from jobflow.expressions.error_function import LARGE, MIDDLE, ONE_OVER_ROOT_PI
 from jobflow.ops.arithmetic import multiply, subtract
 from jobflow.ops.op import Grads, Sample, sample
 from jobflow.ops.pointwise import Unary, call, sample_data
@@ -23,11 +24,13 @@ from jobflow.ops.transcendental import exp, square
 #: M. Giles, "Approximating the erfinv function": polynomials in w - 5/2 for w < 5, and in sqrt(w) - 3 elsewhere, with w = -ln(1 - y^2)
 _CENTER = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
 _TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
+#: the argument below which erfc is not small
+_CENTRE = 0.46875
 #: refinements of the approximation, each of third order
 _REFINEMENTS = 2
 
 
-def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
+def polynomial(coefficients: Sequence[float], x: Any) -> Any:
     """Evaluate a polynomial, with the highest power first, by Horner's scheme."""
     total = x * coefficients[0] + coefficients[1]
     for each in coefficients[2:]:
@@ -38,7 +41,7 @@ def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
 def _inverse_tail(f: Any, w: Any) -> Any:
     """Return erfinv(y) / y, to about six digits, from w = -ln(1 - y^2)."""
     root = f.sqrt(f.where(f.less(w, 5.0), 5.0, w))
-    return f.where(f.less(w, 5.0), _polynomial(_CENTER, w - 2.5), _polynomial(_TAIL, root - 3.0))
+    return f.where(f.less(w, 5.0), polynomial(_CENTER, w - 2.5), polynomial(_TAIL, root - 3.0))
 
 
 def _refined(f: Any, x: Any, excess: Any) -> Any:
@@ -74,6 +77,36 @@ class Erfinv(Unary):
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
         yield sample(cls(), np.array([-1.0, 0.0, 1.0, 1 - 1e-15, 1e-300]), differentiable=(), note=" ends")
+
+
+class Erfcx(Unary):
+    """Scaled complementary error function: y = exp(x^2) erfc(x)."""
+
+    low = -2.0
+    high = 6.0
+
+    def formula(self, f: Any, *elements: Any) -> Any:
+        (x,) = elements
+        wide = f.cast(x, float64)
+        size = f.absolute(wide)
+        middle = f.where(f.less(4.0, size), 4.0, size)
+        far = f.where(f.less(size, 4.0), 4.0, size)
+        inverse = 1.0 / far
+        square = inverse * inverse
+        near, tail = (polynomial(above, at) / polynomial(below, at) for (above, below), at in ((MIDDLE, middle), (LARGE, square)))
+        scaled = f.where(f.less(4.0, size), (ONE_OVER_ROOT_PI - square * tail) * inverse, near)
+        low = f.where(f.less(wide, _CENTRE), wide, 0.0)
+        power = f.exp(low * low)
+        y = f.where(f.less(size, _CENTRE), power * f.erfc(wide), f.where(f.less(wide, 0.0), 2.0 * power - scaled, scaled))
+        return f.cast(y, x.dtype)
+
+    def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
+        return (dy * (2.0 * (x * y - ONE_OVER_ROOT_PI)),)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from super().samples()
+        yield sample(cls(), np.array([-3.0, 0.25, 5.0, 300.0, np.inf]), differentiable=(), note=" ends")
 
 
 class Ndtri(Unary):
@@ -301,9 +334,9 @@ def _sign(x: Tensor) -> Tensor:
 # Polygamma functions ----------------------------------------------------------------------------------------------------
 
 #: terms of the sum before the series of Euler and Maclaurin, which begins at x + 20
-_TERMS = 20
+TERMS = 20
 #: B_2k / (2k)! for k = 1, 2, ...
-_EULER_MACLAURIN = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600)
+EULER_MACLAURIN = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600)
 
 
 class Polygamma(Unary):
@@ -318,13 +351,13 @@ class Polygamma(Unary):
         wide = f.cast(x, float64)
         s = self.n + 1
         total = _inverse_power(wide, s)
-        for k in range(1, _TERMS):
+        for k in range(1, TERMS):
             total = total + _inverse_power(wide + float(k), s)
-        w = wide + float(_TERMS)
+        w = wide + float(TERMS)
         one = 1.0 / w
         tail = w * (1.0 / (s - 1)) + 0.5
         factor, power = float(s), one
-        for k, each in enumerate(_EULER_MACLAURIN):
+        for k, each in enumerate(EULER_MACLAURIN):
             tail = tail + power * (factor * each)
             factor *= (s + 2 * k + 1) * (s + 2 * k + 2)
             power = power * one * one

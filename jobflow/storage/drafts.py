@@ -18,8 +18,8 @@ from jobflow.storage.remote_drafts import Objects
 Draft = Folder | Objects
 
 
-def begin(target: AnyPath, replace: bool, files: Files) -> Draft:
-    """Return a new draft of the checkpoint `target`.
+def begin(target: AnyPath, replace: bool, files: Files, over_files: bool = False) -> Draft:
+    """Return a new draft of the checkpoint `target`, which replaces a checkpoint, or with `over_files` a file of a disk.
 
     Raises: CheckpointError if `target` exists and must not be replaced, or cannot be read; OSError if the file system or store fails.
     """
@@ -27,7 +27,7 @@ def begin(target: AnyPath, replace: bool, files: Files) -> Draft:
         raise CheckpointError(
             f"checkpoint {target} is not replaced, because this process cannot read it: {reason}; rename the checkpoint, or pass another path"
         )
-    return Objects.begin(target, replace, files) if isinstance(target, RemotePath) else Folder.begin(target, replace, files)
+    return Objects.begin(target, replace, files) if isinstance(target, RemotePath) else Folder.begin(target, replace, files, over_files)
 
 
 def free_path(target: AnyPath) -> AnyPath:

@@ -102,7 +102,7 @@ class Files:
         self.do("rename", new, lambda: os.replace(old, new))
 
     def exchange(self, a: Path, b: Path, between: Path) -> Path:
-        """Rename directory `a` to `b`, and return the new path of the previous `b`.
+        """Rename directory `a` to `b`, and return the new path of the previous `b`, a directory or a file.
 
         Linux file systems exchange the names in one step, so the previous `b` is then at `a`. Elsewhere two renames move it to `between`.
         """
@@ -123,7 +123,10 @@ class Files:
             self.do("unlink", path, lambda: os.unlink(path))
 
     def remove(self, path: Path) -> None:
-        """Remove a directory with its contents."""
+        """Remove a file, or a directory with its contents."""
+        if path.is_symlink() or not path.is_dir():
+            self.remove_file(path)
+            return
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
             below = Path(entry.path)
             if entry.is_dir(follow_symlinks=False):

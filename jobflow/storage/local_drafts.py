@@ -46,16 +46,16 @@ class Folder:
 
     target: Path
     folder: Path
-    #: True if it replaces a complete or damaged checkpoint
+    #: True if it replaces a complete or damaged checkpoint, or a file
     older: bool = False
 
     @classmethod
-    def begin(cls, target: Path, replace: bool, files: Files) -> Folder:
+    def begin(cls, target: Path, replace: bool, files: Files, over_files: bool = False) -> Folder:
         """Remove leftovers of dead processes, and return a new empty draft.
 
         Raises: CheckpointError if `target` exists and must not be replaced.
         """
-        older = _is_older(target, replace)
+        older = (over_files and target.is_file()) or _is_older(target, replace)
         missing = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
         files.make_directory(target.parent)
         for folder in reversed(missing):
@@ -173,5 +173,5 @@ def _in_use(left: re.Match[str], entry: Path) -> bool:
     if left["host"] == host():
         return is_alive(int(left["pid"]), left["start"])
     with suppress(OSError):
-        return time.time() - max(path.stat().st_mtime for path in (entry, *entry.iterdir())) < STALE
+        return time.time() - max(path.stat().st_mtime for path in (entry, *(entry.iterdir() if entry.is_dir() else ()))) < STALE
     return True

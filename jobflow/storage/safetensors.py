@@ -11,7 +11,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,10 +76,10 @@ def bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def header_of(tensors: Mapping[str, Array]) -> tuple[bytes, list[str]]:
+def header_of(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
     """Return the bytes before the data in a file of these storable arrays, and the names of the arrays in file order."""
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # wide elements first, so that all tensors are aligned
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     stop = 0
     for name in order:
         array = tensors[name]
@@ -90,9 +90,9 @@ def header_of(tensors: Mapping[str, Array]) -> tuple[bytes, list[str]]:
     return struct.pack("<Q", len(text)) + text, order
 
 
-def encoded(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+def encoded(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a file of these storable arrays: the header, then each array."""
-    header, order = header_of(tensors)
+    header, order = header_of(tensors, metadata)
     yield header
     for name in order:
         yield bytes_of(tensors[name])
@@ -100,11 +100,12 @@ def encoded(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 
 @dataclass(frozen=True)
 class Header:
-    """The tensors of a file with their offsets, the file's length, and the hash of the bytes before the data."""
+    """The tensors of a file with their offsets, the file's length, the hash of the bytes before the data, and the metadata."""
 
     infos: Mapping[str, TensorInfo]
     size: int
     sha256: str
+    metadata: Mapping[str, str]
 
 
 def read_header(path: AnyPath) -> dict[str, TensorInfo]:
@@ -114,19 +115,33 @@ def read_header(path: AnyPath) -> dict[str, TensorInfo]:
 
 def opened(path: AnyPath) -> Header:
     """Read a file's header; raise CheckpointError if the file is missing, damaged, or longer than its tensors."""
+    return _header(path, lambda: _beginning(path))
+
+
+def parsed(content: bytes, name: str) -> Header:
+    """Return the header of the file with this content; raise CheckpointError as `opened` does."""
+
+    def beginning() -> tuple[int, bytes, bytes]:
+        return len(content), content[:8], content[8 : 8 + _length(name, content[:8], len(content))]
+
+    return _header(name, beginning)
+
+
+def _header(path: AnyPath | str, beginning: Callable[[], tuple[int, bytes, bytes]]) -> Header:
     try:
-        size, start, text = _beginning(path)
+        size, start, text = beginning()
         ITEMS.check(text.count(b","), "its header", ValueError)
         header = json_tree(text)
         infos = {name: _info(entry, 8 + len(text)) for name, entry in header.items() if name != "__metadata__"}
-        if not all(isinstance(value, str) for value in header.get("__metadata__", {}).values()):
+        metadata = header.get("__metadata__", {})
+        if not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("the metadata in its header contains values that are not strings")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise CheckpointError(f"{path} is damaged: it is not a safetensors file ({error})") from error
     _check_offsets(path, infos, 8 + len(text), size)
-    return Header(infos, size, hashlib.sha256(start + text).hexdigest())
+    return Header(infos, size, hashlib.sha256(start + text).hexdigest(), metadata)
 
 
 def _beginning(path: AnyPath) -> tuple[int, bytes, bytes]:
@@ -142,7 +157,7 @@ def _beginning(path: AnyPath) -> tuple[int, bytes, bytes]:
         return size, start, file.read(_length(path, start, size))
 
 
-def _length(path: AnyPath, start: bytes, size: int) -> int:
+def _length(path: AnyPath | str, start: bytes, size: int) -> int:
     (length,) = struct.unpack("<Q", start)
     if length > size - 8:
         raise ValueError(f"its header needs {length} bytes, but the file has {size} bytes")
@@ -150,7 +165,7 @@ def _length(path: AnyPath, start: bytes, size: int) -> int:
     return int(length)
 
 
-def _check_offsets(path: AnyPath, infos: Mapping[str, TensorInfo], start: int, size: int) -> None:
+def _check_offsets(path: AnyPath | str, infos: Mapping[str, TensorInfo], start: int, size: int) -> None:
     """Raise CheckpointError unless the tensors fill the file without gaps."""
     at = start
     for name, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
@@ -185,6 +200,16 @@ def read_tensor(path: AnyPath, info: TensorInfo) -> Array:
             array = np.fromfile(file, info.dtype, math.prod(info.shape))
     if array.nbytes != info.nbytes:
         raise CheckpointError(f"{path} is damaged: it ends {info.nbytes - array.nbytes} bytes too early, at byte {info.start + array.nbytes}")
+    return _native(array, info)
+
+
+def array_in(content: bytes, info: TensorInfo) -> Array:
+    """Return a tensor of a file with this content as a writable array in the machine's byte order."""
+    return _native(np.frombuffer(content, info.dtype, math.prod(info.shape), info.start), info)
+
+
+def _native(array: Array, info: TensorInfo) -> Array:
+    """Return the elements of a tensor in the machine's byte order, as a writable array."""
     if info.dtype.kind == "b":  # a NumPy array of booleans must contain only the bytes 0 and 1
         array = array.view(np.uint8) != 0
     return array.reshape(info.shape).astype(info.dtype.newbyteorder("="), copy=not array.flags.writeable)

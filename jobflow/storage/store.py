@@ -30,11 +30,12 @@ def save(
     extra: Mapping[str, Any] | None = None,
     *,
     replace: bool = False,
+    over_files: bool = False,
     files: Files | None = None,
 ) -> None:
     """Write arrays by name, and a JSON tree, to the new directory `path` atomically.
 
-    With `replace`, `path` may be an older checkpoint, which is removed after the new checkpoint is complete.
+    With `replace`, `path` may be an older checkpoint, which is removed after the new checkpoint is complete.  With `over_files`, it may be a file.
     Raises: CheckpointError if `path` exists and is neither an empty directory nor to be replaced, or if writing fails. After an error nothing
     has changed.
     """
@@ -42,7 +43,7 @@ def save(
     pieces = {name_of(name): _piece(name, array) for name, array in tensors.items()}
     check_extra(extra or {})
     try:
-        draft = drafts.begin(target, replace, files)
+        draft = drafts.begin(target, replace, files, over_files)
         _write(draft, pieces, extra or {}, files)
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} could not be saved, and nothing was changed: {error}") from error

@@ -112,8 +112,9 @@ class TapeNode:
         return None if reference is None else reference()
 
     def drop(self) -> None:
-        """Release the saved values after a backward pass."""
-        self.backward, self.saved = None, ()
+        """Release the saved values after a backward pass; an operation without saved values remains, and can run again."""
+        if not isinstance(self.backward, OpGradient) or any(saved is not None for saved in self.saved):
+            self.backward, self.saved = None, ()
 
 
 def _at(x: TensorBase, end: Edge) -> TensorBase:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -26,10 +26,31 @@ if TYPE_CHECKING:
 
 
 class Size(tuple[int, ...]):
-    """A shape, printed as jobflow.Size([4, 5])."""
+    """A shape, printed as jobflow.Size([4, 5]); its slices, sums and multiples are shapes, too."""
+
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"jobflow.Size({list(self)})"
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> int: ...
+    @overload
+    def __getitem__(self, key: slice) -> Size: ...
+    def __getitem__(self, key: Any) -> Any:
+        item: Any = super().__getitem__(key)
+        return Size(item) if key.__class__ is slice else item
+
+    def __add__(self, other: Any) -> Size:  # type: ignore[override]
+        return Size(super().__add__(other))
+
+    def __radd__(self, other: tuple[int, ...]) -> Size:
+        return Size(other + tuple(self))
+
+    def __mul__(self, count: SupportsIndex) -> Size:
+        return Size(super().__mul__(count))
+
+    __rmul__ = __mul__
 
     def index(self, value: Any, start: SupportsIndex = 0, stop: SupportsIndex = sys.maxsize) -> int:
         """Return the position of the first size that equals `value`."""

@@ -36,6 +36,7 @@ def symmetric(x: Any) -> Any:
 
 BATCH, MATRIX, TALL, WIDE, VECTOR = regular(1, 4, 3, 3), regular(2, 4, 4), random(3, 4, 3, 2), random(4, 2, 4), random(5, 4)
 EDGES, ROWS = np.array([-0.5, 0.0, 0.5]), random(6, 4, 6)
+FREQUENCIES, PLACES = np.array([1, 2, 1, 3, 1, 1]), np.array([0.0, 1.0, 3.0, 4.0, 4.5, 6.0])
 
 #: function of tensors, the same function of NumPy, and arguments
 LINEAR_ALGEBRA = (
@@ -74,6 +75,21 @@ PRODUCTS = (
     (flow.addmv, lambda x, a, b: x + a @ b, (VECTOR, MATRIX, random(23, 4))),
     (flow.addr, lambda x, a, b: x + np.outer(a, b), (MATRIX, VECTOR, random(24, 4))),
     (flow.addbmm, lambda x, a, b: x + (a @ b).sum(0), (random(25, 2, 2), random(26, 4, 2, 3), random(27, 4, 3, 2))),
+    (flow.cov, np.cov, (ROWS,)),
+    (
+        lambda x, w: flow.cov(x, correction=0, aweights=w.abs(), fweights=constant_of(x, FREQUENCIES)),
+        lambda x, w: np.cov(x, ddof=0, aweights=np.abs(w), fweights=FREQUENCIES),
+        (ROWS, random(28, 6)),
+    ),
+    (flow.corrcoef, np.corrcoef, (ROWS,)),
+    (lambda x: flow.gradient(x, dim=1)[0], lambda x: np.gradient(x, axis=1), (ROWS,)),
+    (lambda x: flow.gradient(x, spacing=2.0, edge_order=2)[0], lambda x: np.gradient(x, 2.0, edge_order=2)[0], (ROWS,)),
+    (
+        lambda x: flow.gradient(x, spacing=(constant_of(x, PLACES),), dim=1, edge_order=2)[0],
+        lambda x: np.gradient(x, PLACES, axis=1, edge_order=2),
+        (ROWS,),
+    ),
+    (lambda x: flow.renorm(x, 2, 0, 1.0), lambda x: x * np.minimum(1, 1 / np.linalg.norm(x, axis=1, keepdims=True)), (ROWS,)),
     (flow.trapezoid, lambda y: np.trapezoid(y) if hasattr(np, "trapezoid") else np.trapz(y), (ROWS,)),
 )
 REARRANGED = (
@@ -151,6 +167,23 @@ UPDATES = (
     (lambda x: x.take_along_dim(indices(x), 1), lambda x: np.take_along_axis(x, INDICES, 1), (random(32, 2, 4),)),
     (lambda x, v: x.index_copy(0, indices(x)[0, :2], v), lambda x, v: np.stack([v[0], x[1], v[1]]), (random(33, 3, 4), random(34, 2, 4))),
     (lambda x, v: x.index_put((indices(x)[1],), v, True), lambda x, v: put(x, INDICES[1], v), (random(35, 4, 2), random(36, 4, 2))),
+    (
+        lambda x, v: x.put(constant_of(x, [5, 0, -4]), v),
+        lambda x, v: np.array([[v[1], x[0, 1], v[2]], [x[1, 0], x[1, 1], v[0]]]),
+        (random(39, 2, 3), random(40, 3)),
+    ),
+    (
+        lambda x, v: x.slice_scatter(v, 1, 0, 9, 2),
+        lambda x, v: np.stack([v[:, 0], x[:, 1], v[:, 1], x[:, 3]], 1),
+        (random(41, 3, 4), random(42, 3, 2)),
+    ),
+    (lambda x, v: x.select_scatter(v, 0, -1), lambda x, v: np.stack([x[0], x[1], v]), (random(43, 3, 4), random(44, 4))),
+    (lambda x, v: x.diagonal_scatter(v, 1), lambda x, v: x * (1 - np.eye(3, 4, 1)) + np.diag(v, 1)[:3], (random(45, 3, 4), random(46, 3))),
+    (
+        lambda x: x.as_strided((3, 2), (1, 4), 1),
+        lambda x: np.lib.stride_tricks.as_strided(x.reshape(-1)[1:], (3, 2), (x.itemsize, 4 * x.itemsize)),
+        (random(47, 3, 4),),
+    ),
     (lambda x, v: x.masked_scatter(x > 0, v), lambda x, v: masked(x, v), (random(37, 3, 4), random(38, 12))),
 )
 

@@ -97,6 +97,20 @@ def xlogy(x: Array, y: Array) -> Array:
     return x * np.log(np.where(x == 0, 1, y))
 
 
+def erfcx(x: Array) -> Array:
+    large = np.maximum(x, 20)
+    return np.where(x > 20, (1 - 1 / (2 * large**2) + 3 / (4 * large**4)) / large / math.sqrt(math.pi), np.exp(x * x) * erfc(x))
+
+
+def zeta(s: Array, q: Array) -> Array:
+    w = q + 40
+    z = sum((q + k) ** -s for k in range(40))
+    z = z + w ** (1 - s) / (s - 1) + w**-s / 2 + s * w ** (-s - 1) / 12 - s * (s + 1) * (s + 2) * w ** (-s - 3) / 720
+    z = np.where((q < 0) & (s != np.floor(s)), np.nan, z)
+    z = np.where((q <= 0) & (q == np.floor(q)), np.inf, z)
+    return np.where(s == 1, np.inf, np.where(s < 1, np.nan, z))
+
+
 UNARY = (
     row(np.abs, -2, 2, "abs absolute", "abs"),
     row(np.negative, -2, 2, "neg negative", "negative"),
@@ -141,6 +155,7 @@ UNARY = (
     row(lambda x: erfc(-x / math.sqrt(2)) / 2, -4, 4, "special.ndtr"),
     row(lambda x: math.sqrt(2) * erfinv(2 * x - 1), 0.25, 0.75, "special.ndtri"),
     row(lambda x: -x * np.log(x), 0.25, 4, "special.entr"),
+    row(erfcx, -2, 4, "special.erfcx"),
     row(np.sinc, -2, 2, "sinc special.sinc"),
     row(np.deg2rad, -90, 90, "deg2rad"),
     row(np.rad2deg, -4, 4, "rad2deg"),
@@ -244,6 +259,7 @@ BINARY = (
     pair(np.fmin, "fmin", second=SAME),
     pair(lambda x, y: x * 2**y, "ldexp", second=SAME),
     pair(xlogy, "xlogy special.xlogy", low=0, second=(0.5, 2)),
+    pair(zeta, "special.zeta", low=1.25, second=(0.5, 2)),
     pair(lambda x, y: xlogy(x, 1 + y), "special.xlog1py", low=0, second=(0.5, 2)),
     pair(lambda x, y: (x - y) ** 2, "", "squared_difference"),
     pair(lambda x, y: np.divide(x, y, out=np.zeros_like(x), where=x != 0), "", "xdivy", low=0, second=(0, 2)),

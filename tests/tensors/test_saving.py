@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from jobflow.core.errors import ArgumentError, CheckpointError, JobError
 from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import float32, type_of
 from jobflow.engine.placements import placement
-from jobflow.functional import saving, values
+from jobflow.functional import devices, foreign_files, saving, values
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.parameter import Parameter
 from jobflow.tensors.tensor import Size
@@ -39,7 +40,7 @@ def test_load_restores_a_saved_structure(tmp_path: Path) -> None:
     trained.requires_grad = True
     arguments = {
         "model": OrderedDict([("w", local(WHOLE)), ("b", trained)]),
-        3: [None, True, 7, 0.1, float("inf"), "text", (1, (2,)), Size((2, 3)), float32],
+        3: [None, True, 7, 0.1, float("inf"), "text", (1, (2,)), Size((2, 3)), float32, {1, "a"}, frozenset({(2,)}), b"\0\xff", slice(1, None)],
         "numpy": (np.arange(3, dtype=np.int32), np.float64(2.5)),
         "parameters": [Parameter(local([1.0, 2.0])), Parameter(local([1.0]), requires_grad=False)],
     }
@@ -53,12 +54,46 @@ def test_load_restores_a_saved_structure(tmp_path: Path) -> None:
     assert results["numpy"][0].dtype == np.int32 and results["numpy"][1] == 2.5 and isinstance(results["numpy"][1], np.float64)
     saving.save({"later": 1}, tmp_path / "a")
     assert saving.load(tmp_path / "a") == {"later": 1} and [p.name for p in tmp_path.iterdir()] == ["a"]
-    with pytest.raises(ArgumentError, match=r"a set at model\.x cannot be saved"):
-        saving.save({"model": {"x": {1}}}, tmp_path / "b")
+    with pytest.raises(ArgumentError, match=r"a complex at model\.x cannot be saved"):
+        saving.save({"model": {"x": 1j}}, tmp_path / "b")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "mine").write_text("precious")
     with pytest.raises(CheckpointError, match="this path already exists"):
         saving.save({}, tmp_path / "c")
+
+
+class Point(NamedTuple):
+    x: int
+    y: Any
+
+
+@with_ranks(1)
+@pytest.mark.parametrize("kind", ["file", "bytes"])
+def test_tensors_share_memory_after_load(kind: str, tmp_path: Path) -> None:
+    weight = Parameter(local([1.0, 2.0]))
+    structure = Point(3, {"a": weight, "b": weight, "tied": weight.detach(), "copy": weight.detach().clone(), "device": devices.device("cpu")})
+    (tmp_path / "x.pt").write_bytes(b"a file of another program")
+    target: Any = tmp_path / "x.pt" if kind == "file" else io.BytesIO()
+    saving.save(structure, target)
+    if kind == "bytes":
+        target.seek(0)
+    loaded = saving.load(target)
+    assert type(loaded).__name__ == "Point" and loaded.x == 3 and loaded.y["device"] == devices.device("cpu")
+    assert loaded.y["a"] is loaded.y["b"] and isinstance(loaded.y["a"], Parameter) and type(loaded.y["tied"]) is not Parameter
+    loaded.y["tied"][0] = 5.0
+    assert loaded.y["a"].array.tolist() == [5.0, 2.0] and loaded.y["copy"].array.tolist() == [1.0, 2.0]
+    assert not [p.name for p in tmp_path.iterdir() if p.name != "x.pt"]
+
+
+@with_ranks(1)
+def test_save_and_load_reject_other_files(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match='open the file with mode "wb"'):
+        saving.save({}, io.StringIO())
+    damaged = io.BytesIO()
+    foreign_files.write_file(damaged, {}, {"named": [1], "name": "import os", "fields": ["x"]})
+    damaged.seek(0)
+    with pytest.raises(CheckpointError, match="invalid entry"):
+        saving.load(damaged)
 
 
 @with_ranks(2)
@@ -80,11 +115,12 @@ def test_global_tensors_are_written_whole_by_one_rank(rank: int, tmp_path: Path)
 
 
 def test_failures_raise_on_all_ranks(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").write_text("precious")
 
     def program(rank: int) -> None:
         with pytest.raises(CheckpointError, match="this path already exists"):
-            saving.save({"x": spread(rank, S(0))}, tmp_path / "file", global_dst_rank=0)
+            saving.save({"x": spread(rank, S(0))}, tmp_path / "folder", global_dst_rank=0)
         with pytest.raises(CheckpointError, match="no such directory"):
             saving.load(tmp_path / "nowhere", global_src_rank=1)
 

@@ -43,7 +43,7 @@ class Call:
             needs = x._needs_gradient if x.base is None else follow(x)
             return x.tensor_type, x.layout, needs, x.node is None, self._first(x), _memory_order(x)
         if isinstance(x, PLAIN_VALUES):
-            return type(x), repr(x)
+            return type(x), x.key if isinstance(x, device) else repr(x)
         if type(x) in (list, dict):
             self.containers.append((x, name))
         if type(x) is dict:

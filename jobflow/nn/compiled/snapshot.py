@@ -202,7 +202,9 @@ def _same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, types.MethodType):
         return a.__self__ is b.__self__ and a.__func__ is b.__func__
-    return isinstance(a, bool | int | float | complex | str | bytes | np.generic | range | slice | device) and repr(a) == repr(b)
+    if isinstance(a, device):
+        return a.key == b.key
+    return isinstance(a, bool | int | float | complex | str | bytes | np.generic | range | slice) and repr(a) == repr(b)
 
 
 def _difference(path: str, old: Any, new: Any) -> str:

@@ -6,12 +6,11 @@ from inspect import Signature, signature
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
-from jobflow.functional.creation import zeros
 from jobflow.functional.dispatch import in_job
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules import moving
 from jobflow.nn.modules.conv_layers import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
-from jobflow.nn.modules.lazy_parameters import UninitializedParameter
+from jobflow.nn.modules.lazy_parameters import UninitializedBuffer, UninitializedParameter, is_lazy
 from jobflow.nn.modules.linear_layers import Linear
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.norm_layers import BatchNorm1d, BatchNorm2d, BatchNorm3d, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
@@ -35,6 +34,10 @@ class _Lazy(Module):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.__signature__ = _lazy_signature(cls)  # type: ignore[attr-defined]
+        for base in cls.becomes.__mro__[: cls.becomes.__mro__.index(Module)]:  # `extra_repr` reads constants of the class
+            for name, value in vars(base).items():
+                if not (name.startswith("__") or callable(value) or hasattr(cls, name)):
+                    setattr(cls, name, value)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -49,7 +52,7 @@ class _Lazy(Module):
         for name, p in vars(sample)["_parameters"].items():
             self.register_parameter(name, None if p is None else UninitializedParameter(device=p.device, dtype=p.dtype))
         for name, x in vars(sample)["_buffers"].items():
-            self.register_buffer(name, None if x is None else zeros(() if not x.ndim else 0, device=x.device, dtype=x.dtype))
+            self.register_buffer(name, x if x is None or not x.ndim else UninitializedBuffer(device=x.device, dtype=x.dtype))
         for name, value in _plain(sample).items():
             object.__setattr__(self, name, 0 if name == self.missing else value)
 
@@ -67,7 +70,9 @@ class _Lazy(Module):
     def initialize_parameters(self, input: Any, *others: Any) -> None:
         """Create the parameters for inputs like `input`; the module becomes one of the class `becomes`.
 
-        Raises: JobError while a program is traced, ArgumentError unless the input is a tensor, ShapeError without an axis of features.
+        Parameters from a loaded state remain.
+        Raises: JobError while a program is traced, ArgumentError unless the input is a tensor.  ShapeError without an axis of features, or if a
+        loaded parameter does not fit the input.
         """
         word = type(self).__name__
         if building_now() is not None or in_job():
@@ -77,13 +82,17 @@ class _Lazy(Module):
         features = self._features(input)
         with gradients(True):
             created = self._created(features)
-        for kind in ("_parameters", "_buffers"):
-            for name, x in vars(self)[kind].items():
-                if x is not None:
-                    initial = getattr(created, name).to(x.dtype)
-                    moving.replace(x, initial.detach())
-                    if isinstance(x, UninitializedParameter):
-                        x.finish()
+        parts = [(name, x) for kind in ("_parameters", "_buffers") for name, x in vars(self)[kind].items() if x is not None]
+        for name, x in parts:
+            if not is_lazy(x) and x.shape != getattr(created, name).shape:
+                raise ShapeError(
+                    f"{word} at {user_line()}: the loaded {name} is {x.tensor_type}, but an input {input.tensor_type} needs "
+                    f"{getattr(created, name).tensor_type}; load the state of a module of the same size"
+                )
+        for name, x in parts:
+            if is_lazy(x):
+                moving.replace(x, getattr(created, name).to(x.dtype).detach())
+                x.finish()
         for name, value in _plain(created).items():
             object.__setattr__(self, name, value)
         del self._arguments

@@ -11,6 +11,7 @@ from jobflow.core.errors import CheckpointError, did_you_mean, user_line
 from jobflow.functional.creation import cut, from_numpy
 from jobflow.functional.promotion import cast
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.modules.lazy_parameters import is_lazy
 from jobflow.nn.parameter import Parameter
 from jobflow.tensors import redistribution
 from jobflow.tensors.parameters import described
@@ -67,6 +68,8 @@ def load(module: Module, saved_state: Mapping[str, Any], strict: bool, assign: b
     with gradients(False):
         for name, part in named(module):
             if name in saved_state:
+                if is_lazy(part):
+                    part.materialize(saved_state[name].shape)
                 take(here, part, saved_state[name])
     return differences
 
@@ -97,16 +100,18 @@ def _some(names: Sequence[str]) -> str:
 
 
 def difference(name: str, x: Tensor, value: Any) -> str:
-    """Return the reason why `value` cannot be loaded into x, or "" if it can."""
+    """Return the reason why `value` cannot be loaded into x, or "" if it can; a parameter without elements takes every shape."""
     if isinstance(value, np.ndarray):
-        return "" if value.shape == x.tensor_type.shape else f"size: {name} is {x.tensor_type}, the state has {list(value.shape)}"
+        return "" if is_lazy(x) or value.shape == x.tensor_type.shape else f"size: {name} is {x.tensor_type}, the state has {list(value.shape)}"
     if not isinstance(value, Tensor):
         return f"type: {name} is a tensor, the state has {type(value).__name__}"
     if value.is_global != x.is_global:
         kinds = ("local", "global")
         hint = "to_global() the state" if x.is_global else "to_local() the state, or call to_global on the module first"
         return f"local and global: {name} is {kinds[x.is_global]}, the state has a {kinds[value.is_global]} tensor; {hint}"
-    return "" if value.tensor_type.shape == x.tensor_type.shape else f"size: {name} is {x.tensor_type}, the state has {value.tensor_type}"
+    return (
+        "" if is_lazy(x) or value.tensor_type.shape == x.tensor_type.shape else f"size: {name} is {x.tensor_type}, the state has {value.tensor_type}"
+    )
 
 
 def _replacements(module: Module, saved_state: Mapping[str, Any], prefix: str) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
