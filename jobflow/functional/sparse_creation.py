@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, counted, user_line
-from jobflow.core.layout import B
 from jobflow.core.types import Array
 from jobflow.functional.casting import named
 from jobflow.functional.creation import tensor
@@ -37,8 +36,6 @@ def _value_tensor(what: str, values: Any, dtype: Any, device: Any, requires_grad
     x = values if isinstance(values, Tensor) else tensor(values, device=device)
     if isinstance(values, Tensor) and device is not None:
         x = x.to(device)
-    if x.layout is not None and not x.layout.is_whole:
-        x = x.to_global(sbp=[B] * len(x.layout.sbp))
     return x if dtype is None else cast(x, named(what, dtype))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobError, ShapeError, no_attribute, user_line
-from jobflow.core.layout import Placement
+from jobflow.core.layout import B, Placement
 from jobflow.core.types import Array, DType
 from jobflow.core.types import Tensor as Value
 from jobflow.functional.binary_functions import mm
@@ -58,7 +58,7 @@ class SparseTensor(NotDense):
 
     def __init__(self, coordinates: Array, values: Tensor, shape: tuple[int, ...], coalesced: bool, csr: bool = False) -> None:
         self._coordinates = coordinates
-        self._values = values
+        self._values = _replicated(values)
         self.shape = shape
         self.coalesced = coalesced
         self.is_sparse_csr = csr
@@ -371,6 +371,14 @@ def _sum_of(what: str, a: SparseTensor, b: Any, factor: Any = 1) -> SparseTensor
         return total
     sorted_total = total.coalesce()
     return sorted_total.to_sparse_csr() if a.is_sparse_csr else sorted_total
+
+
+def _replicated(values: Tensor) -> Tensor:
+    """Return local values unchanged, and global ones as a broadcast tensor; layouts of traced values are chosen at compilation."""
+    layout = values.layout
+    if layout is None or values.traced is not None or all(each == B for each in layout.sbp):
+        return values
+    return values.to_global(sbp=[B] * len(layout.sbp))
 
 
 def _array_of(values: Tensor) -> Array:

@@ -23,7 +23,7 @@ from jobflow.ops import unary_special_functions as special
 from jobflow.ops.binary_special_functions import CopySign, Gcd, Hypot, Lcm, LeftShift, LogAddExp, NextAfter, RightShift, Zeta
 from jobflow.ops.gamma_functions import Digamma, Lgamma
 from jobflow.ops.op import Op
-from jobflow.ops.scalar import Detach, FillLike
+from jobflow.ops.scalar import FillLike
 from jobflow.tensors.run import run
 from jobflow.tensors.state import state
 
@@ -212,7 +212,7 @@ def heaviside(x: Tensor, values: Tensor) -> Tensor:
     """Return 0 for negative x, 1 for positive x, and `values` where x is 0.  Raises: DtypeError for different element types."""
     if x.dtype is not values.dtype:
         raise DtypeError(f"heaviside at {user_line()}: x {x.tensor_type} and values {values.tensor_type} differ in element type; cast one of them")
-    return run(Detach(), where(eq(x, 0), values, cast(gt(x, 0), x.dtype)))
+    return where(eq(x, 0), values, cast(gt(x, 0), x.dtype))
 
 
 @rounded_once

@@ -221,10 +221,14 @@ def test_reductions_of_jobs_equal_numpy(devices: int) -> None:
     check([f"{name} {axis} {keep}" for name, _, axis, keep in cases], end.values, references)
 
 
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.full), 2])
-@pytest.mark.parametrize("table", ["unary", "binary", pytest.param("with arguments", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("table", ["unary", "binary", "with arguments"])
 def test_global_tensors_equal_numpy_in_every_layout(table: str, n: int) -> None:
-    """Values, and gradients, which equal those of local tensors. The cases of `nn` compare layouts of activations with PyTorch."""
+    """Values, and gradients, which equal those of local tensors; `test_layout_laws` has one layout of each row in the default suite.
+
+    The cases of `nn` compare layouts of activations with PyTorch.
+    """
     rows = [row for row in TABLES[table] if row.names and row not in ACTIVATIONS]
     uniform = UNIFORM[: len(rows[0].domain)]
     cases = [(lambda *x, row=row: public(row.names[0])(*x, *row.options), row.reference, row.arguments(uniform)) for row in rows]

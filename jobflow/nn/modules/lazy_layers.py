@@ -91,7 +91,7 @@ class _Lazy(Module):
                 )
         for name, x in parts:
             if is_lazy(x):
-                moving.replace(x, getattr(created, name).to(x.dtype).detach())
+                moving.replace(x, moving.like(word, name, getattr(created, name).to(x.dtype).detach(), x.layout))
                 x.finish()
         for name, value in _plain(created).items():
             object.__setattr__(self, name, value)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import DtypeError, JobError, JobflowError, user_line
-from jobflow.core.layout import B, Split
+from jobflow.core.layout import B, Layout, Split
 from jobflow.core.types import DType
+from jobflow.engine.placements import placement
 from jobflow.functional.casting import named
 from jobflow.functional.global_tensors import conversion_request, to_global, to_local
 from jobflow.functional.promotion import cast
@@ -31,6 +32,14 @@ def redistributed(what: str, name: str, x: Tensor, placement: Any, sbp: Any) -> 
         return to_global(x, placement, sbp, copy=True)
     except JobflowError as error:
         raise type(error)(f"{what}, {name}: {error}") from None
+
+
+def like(what: str, name: str, x: Tensor, layout: Layout | None) -> Tensor:
+    """Return a local tensor in another layout; the values are those of the first rank."""
+    if layout is None:
+        return x
+    whole = redistributed(what, name, x, placement.of(layout.placement), [B] * len(layout.sbp))
+    return redistributed(what, name, whole, None, list(layout.sbp))
 
 
 def piece(name: str, x: Tensor) -> Tensor:
