@@ -253,7 +253,7 @@ class Parquet(Table):
         """Yield a column of a row group in pieces of `rows` rows."""
         kind, first = (each.field(name).type if name in each.names else "missing" for each in (group.file.schema_arrow, self._schema))
         if kind != first:
-            raise fault(f'{group.path}: column "{name}" is {kind}, but {first} in {self._groups[0].path}')
+            raise fault(f'{group.path}: column "{name}" is {kind}, but {first} in {self._groups[0].path}; write all files with one schema')
         try:
             for batch in group.file.iter_batches(rows, row_groups=[group.index], columns=[name], use_threads=False):
                 column = batch.column(name)

@@ -285,5 +285,5 @@ def packed(tensor: Any) -> Any:
 
 
 def dynamic_axis(tensor: Any) -> int | None:
-    """Return the axis along which a result has padding, or None."""
+    """Return the axis along which a result has padding, or None for a result without padding."""
     return tensor.axis if isinstance(tensor, DynamicRows) and not tensor.read else None

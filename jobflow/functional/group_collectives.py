@@ -103,7 +103,7 @@ class Group:
                 raise ShapeError(f"{self.what} at {user_line()}: a tensor of the list is {x.tensor_type}; all must be {type}")
 
     def write(self, x: Tensor, value: Array) -> None:
-        """Overwrite x, which has the type of `value`."""
+        """Overwrite the elements of x with `value`, an array of the same shape and type."""
         own(x, self.what)[...] = value
         x.wrote()
 

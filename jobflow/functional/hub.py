@@ -15,35 +15,35 @@ def _refused(what: str) -> NoReturn:
 
 
 def load(repo_or_dir: Any, model: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Raise JobError: models are not downloaded."""
+    """Raise JobError, because models are not downloaded."""
     _refused("load")
 
 
 def load_state_dict_from_url(url: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Raise JobError: weights are not downloaded."""
+    """Raise JobError, because weights are not downloaded."""
     _refused("load_state_dict_from_url")
 
 
 def download_url_to_file(url: Any, dst: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Raise JobError: files are not downloaded."""
+    """Raise JobError, because files are not downloaded."""
     _refused("download_url_to_file")
 
 
 def list(github: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Raise JobError: models are not downloaded."""
+    """Raise JobError, because models are not downloaded."""
     _refused("list")
 
 
 def help(github: Any, model: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Raise JobError: models are not downloaded."""
+    """Raise JobError, because models are not downloaded."""
     _refused("help")
 
 
 def get_dir() -> NoReturn:
-    """Raise JobError: there is no folder of downloads."""
+    """Raise JobError, because there is no folder of downloads."""
     _refused("get_dir")
 
 
 def set_dir(d: Any) -> NoReturn:
-    """Raise JobError: there is no folder of downloads."""
+    """Raise JobError, because there is no folder of downloads."""
     _refused("set_dir")

@@ -28,7 +28,7 @@ def _refuse(x: Tensor, what: str) -> None:
 
 
 def _become(x: Tensor, y: Tensor) -> None:
-    """Make x the tensor y, which nothing else refers to."""
+    """Give x the type, layout, memory and gradient function of y, a new tensor without other references."""
     x.tensor_type, x.layout, x.array = y.tensor_type, y.layout, y.array
     x.node, x.index, x.base, x.strides = y.node, y.index, y.base, y.strides
     x._needs_gradient, x._provenance, x._synced_version, x._copied_from = y._needs_gradient, y._provenance, y._synced_version, y._copied_from

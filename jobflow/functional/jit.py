@@ -121,12 +121,12 @@ class fuser(optimized_execution):
 
 
 def save(m: Any, f: Any, _extra_files: Any = None) -> None:
-    """Raise JobError: programs of TorchScript are not written."""
+    """Raise JobError, because programs of TorchScript are not supported."""
     raise JobError(
         f"jit.save at {user_line()}: programs of TorchScript are not supported; use flow.save(module.state_dict(), path), or export to ONNX"
     )
 
 
 def load(f: Any, map_location: Any = None, _extra_files: Any = None) -> Any:
-    """Raise JobError: programs of TorchScript are not read."""
+    """Raise JobError, because programs of TorchScript are not supported."""
     raise JobError(f"jit.load at {user_line()}: programs of TorchScript are not supported; create the module in Python and load its state_dict()")

@@ -61,7 +61,9 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         left = t.shape[axis] + min(before, 0) + min(after, 0)
         most = {"reflect": t.shape[axis] - 1, "circular": left}.get(mode, 2**31 - 1)
         if max(before, after) > most or left < 0 or (mode != "constant" and not t.shape[axis]):
-            raise ShapeError(f'{what} at {user_line()}: pad ({before}, {after}) with mode "{mode}" does not fit axis {axis} of input {t}')
+            raise ShapeError(
+                f'{what} at {user_line()}: pad ({before}, {after}) with mode "{mode}" exceeds axis {axis} of input {t}; pass smaller widths'
+            )
     x: Value = input
     for axis, (before, after) in pairs.items():
         if mode != "constant":

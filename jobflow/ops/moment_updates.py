@@ -31,7 +31,7 @@ class _Moments(OptimizerUpdate):
         return 1.0 - rate * self.weight_decay if self.decoupled else 1.0
 
     def averages(self, w: Element, m: Element, v: Element, g: Element) -> tuple[Element, Element, Element]:
-        """Return d, m' and v'."""
+        """Return the descent direction d, and the new averages m' and v' of the class's formulas."""
         d = downwards(w, g, 0.0 if self.decoupled else self.weight_decay, self.maximize)
         return d, self.beta1 * m + (1 - self.beta1) * d, self.beta2 * v + (1 - self.beta2) * (d * d)
 

@@ -207,7 +207,7 @@ class RecurrenceGrad(OverTime):
         return read
 
     def dh(self, e: Read) -> Any:
-        """Return the gradient of h at a step."""
+        """Return the gradient of the state h after a step, including the gradient of the output y if it is an input."""
         return e("dh") + e("dy") if "dy" in self.of else e("dh")
 
     def answer(self, f: Any, e: Read, rest: Any = None, **blocks: Sequence[Any]) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Rnn(Recurrence):
 
 
 class RnnGrad(RecurrenceGrad):
-    """Gradient of Rnn."""
+    """Gradient of Rnn, whose derivative is a function of the output y."""
 
     relu: bool = False
     blocks = 1
@@ -298,7 +298,7 @@ class Lstm(Recurrence):
 
 
 class LstmGrad(RecurrenceGrad):
-    """Gradient of Lstm."""
+    """Gradient of Lstm, from the saved activations `gates` and states `cells`."""
 
     blocks, states = 4, 2
     reads = ("gates", "cells")

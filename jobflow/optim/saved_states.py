@@ -37,7 +37,8 @@ def normalized(saved: Any, parameters: Sequence[Sequence[Tensor]], counts: bool,
     sizes, mine = [len(group["params"]) for group in groups], [len(group) for group in parameters]
     if sizes != mine:
         raise CheckpointError(
-            f"{what}: the saved groups have {sizes} parameters, but the groups of this optimizer have {mine}; pass params as when saving"
+            f"{what}: the saved groups have {sizes} parameters, but the groups of this optimizer have {mine}; "
+            f"create the optimizer with the same groups"
         )
     everything = [p for group in parameters for p in group]
     indices = {key: i for i, key in enumerate(key for group in groups for key in group["params"])}

@@ -40,7 +40,7 @@ class SummaryWriter:
         return self.log_dir
 
     def add_graph(self, model: Any, input_to_model: Any = None, verbose: bool = False, use_strict_trace: bool = True) -> NoReturn:
-        """Raise JobError: graphs of modules are not written."""
+        """Raise JobError, because graphs of modules are not written."""
         raise JobError(f"SummaryWriter.add_graph at {user_line()}: graphs of modules are not written; export to ONNX, or print the module")
 
     def __getattr__(self, name: str) -> Any:

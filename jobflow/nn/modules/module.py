@@ -314,7 +314,7 @@ class Module:
         for name in filter(None, target.split(".")):
             part = getattr(part, name)
             if not isinstance(part, Module):
-                raise ModuleError(f"get_submodule at {user_line()}: {name!r} of {target!r} is not a module")
+                raise ModuleError(f"get_submodule at {user_line()}: {name!r} of {target!r} is not a module; pass a name of named_modules()")
         return part
 
     def get_parameter(self, target: str) -> Parameter:
@@ -322,7 +322,7 @@ class Module:
         path, _, name = target.rpartition(".")
         parameter = getattr(self.get_submodule(path), name)
         if not isinstance(parameter, Parameter):
-            raise ModuleError(f"get_parameter at {user_line()}: {target!r} is not a parameter")
+            raise ModuleError(f"get_parameter at {user_line()}: {target!r} is not a parameter; pass a name of named_parameters()")
         return parameter
 
     # ---------------------------------------------------------------- modes
