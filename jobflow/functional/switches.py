@@ -146,6 +146,7 @@ def get_num_interop_threads() -> int:
 class set_default_device:
     """The device of tensors created without `device=` and `placement=`; None is the host.  Raises: PlacementError for another argument.
 
+    With the device of a global tensor, new tensors are global, and broadcast on its placement.
     In a `with` block, as for `with flow.device("cuda")`, the former device returns at the end of the block.
     """
 
@@ -153,7 +154,7 @@ class set_default_device:
         here = state()
         self.before = here.default_device
         chosen = checked_device("set_default_device", device)
-        here.default_device = None if chosen is None or chosen.type == "cpu" else chosen
+        here.default_device = None if chosen is None or (chosen.type == "cpu" and chosen.placement is None) else chosen
 
     def __enter__(self) -> Self:
         return self

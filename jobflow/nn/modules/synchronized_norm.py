@@ -77,7 +77,7 @@ class SyncBatchNorm(_BatchNorm):
         axes, wide = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
         if x.shape[1] != self.num_features:
             raise ShapeError(f"SyncBatchNorm at {user_line()}: input {input.tensor_type} must have {self.num_features} channels along axis 1")
-        rows = full((1,), x.tensor_type.size // self.num_features, dtype=x.dtype)
+        rows = full((1,), x.tensor_type.size // self.num_features, dtype=x.dtype, device=x.device)
         total = _SumOverRanks.apply(cat([x.sum(axes), rows]), ranks)
         count = int(total[-1].item())
         if count < 2:
