@@ -14,6 +14,7 @@ from jobflow.functional.in_place import written
 from jobflow.functional.promotion import cast, convert_fill
 from jobflow.functional.typed import Tensor
 from jobflow.ops.broadcast import BroadcastTo
+from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import FillLike
 from jobflow.tensors import redistribution
 from jobflow.tensors.in_place_writes import passed_on
@@ -70,6 +71,8 @@ def copy_(x: Tensor, other: Any) -> Tensor:
     if x.layout is not None and value.layout != x.layout:
         value = redistribution.redistribute(state(), value, x.layout)
     if value is other and value.node is not None and state().grad_enabled:  # x and the value must not share hooks
+        if state().building is not None:
+            return written(x, "copy_", run(Copy(), value))
         value = Tensor.new(value.tensor_type, value.layout, value.array)
         record("copy", (other,), (value,), passed_on)
     return written(x, "copy_", value)
