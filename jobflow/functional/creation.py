@@ -403,7 +403,8 @@ def from_numpy(array: Array) -> Tensor:
         raise DtypeError(f"from_numpy at {user_line()}: the argument must be a NumPy array; got {array!r}")
     _dtype("from_numpy", array.dtype)
     check_numbers("from_numpy", array)
-    return Tensor.new(type_of(array), None, array)
+    recorder = building_now()
+    return Tensor.new(type_of(array), None, array) if recorder is None or not recorder.differentiates else recorder.borrow(array)
 
 
 def arange(start: Number, end: Number | None = None, step: Number = 1, **options: Any) -> Tensor:

@@ -14,22 +14,42 @@ from jobflow.functional.argument_checks import check_size
 from jobflow.functional.dispatch import method
 from jobflow.functional.shapes import sizes, squeeze, t, transpose, unsqueeze
 from jobflow.functional.typed import Tensor
+from jobflow.ops.source import External
 from jobflow.tensors import in_place_writes as writing
 from jobflow.tensors.state import refuse_tracing, state
 
 
 def _refuse(x: Tensor, what: str) -> None:
-    """Raise JobError if the shape of x cannot change in place, in a trace or because a gradient would be lost."""
+    """Raise JobError if the shape of x cannot change in place, because x is traced and has views, or because a gradient would be lost."""
     advice = f"write y = x.{what.rstrip('_')}(...)" if what not in ("resize_", "set_") else "compute a new tensor"
-    refuse_tracing(what, "the shape of a tensor cannot change in place", advice)
+    if _is_result(x) and what not in ("resize_", "set_"):
+        return
+    refuse_tracing(what, "the shape of a tensor with data or views cannot change in place", advice)
     writing.may_write(state(), x, what)
     if x._needs_gradient and x._storage is not None and x._storage.shared:
         raise JobError(f"{what} at {user_line()}: {x.tensor_type} may have views, whose gradients would be lost; {advice}")
 
 
+def _is_result(x: Tensor) -> bool:
+    """Return True for a result of the program being traced that has no views and is no view."""
+    shared = x.base is not None or (x._storage is not None and x._storage.shared)
+    return x.traced is not None and not shared and not isinstance(x.traced.node.op, External)
+
+
+def _reshaped_result(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Make x, a result of the program being traced, what `function` returns for it, and return x."""
+    old = Tensor(x.tensor_type, x.layout, None, traced=x.traced)
+    old._needs_gradient, old.node, old.index = x._needs_gradient, x.node, x.index
+    _become(x, function(old))
+    x.base, x._storage, x.strides = None, None, None
+    return x
+
+
 def _become(x: Tensor, y: Tensor) -> None:
     """Give x the type, layout, memory and gradient function of y, a new tensor without other references."""
-    x.tensor_type, x.layout, x.array = y.tensor_type, y.layout, y.array
+    x.tensor_type, x.layout, x.traced = y.tensor_type, y.layout, y.traced
+    if y.traced is None:
+        x.array = y.array
     x.node, x.index, x.base, x.strides = y.node, y.index, y.base, y.strides
     x._needs_gradient, x._provenance, x._synced_version, x._copied_from = y._needs_gradient, y._provenance, y._synced_version, y._copied_from
     if y._storage is not x._storage:
@@ -43,12 +63,16 @@ def _form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(function)
     def call(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         _refuse(x, what)
+        if x.traced is not None:
+            return _reshaped_result(x, lambda result: function(result, *arguments, **options))
         shared = x._storage is not None and x._storage.shared
         old = Tensor.new(x.tensor_type, x.layout, x.array)
         old._storage = x.memory
         _become(old, x)
         _become(x, function(old, *arguments, **options))
         x.memory.reshaped = shared
+        if not shared:  # nothing else refers to `old`
+            x.base, x.memory.shared = None, False
         return x
 
     call.__name__ = call.__qualname__ = what

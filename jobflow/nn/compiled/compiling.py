@@ -121,7 +121,7 @@ class CompiledFunction:
                 return self.function(*args, **options)
             call = Call(args, options)
             here = cache.here
-            key = current_session().settings.kernels, here.grad_enabled, here.default_dtype, call.key
+            key = current_session().settings.kernels, here.grad_enabled, here.default_dtype, here.default_device, call.key
             entry, reason = cache.find(key, call)
             if entry is not None:
                 return entry.run(call, first=False)
@@ -142,9 +142,12 @@ class CompiledFunction:
         try:
             with collection_paused():
                 trace = tracing.run()
-        except Exception as error:
+        except Exception as raised:
+            error: Exception = raised
+            if isinstance(raised, SystemError) and tracing.guards.reasons:  # from C code that the observer of the trace interrupted
+                error = Untraceable(tracing.guards.reasons[0])
             if self.fullgraph or isinstance(error, DivergedError | RankError):
-                raise
+                raise error from None
             return self._eagerly(cache, call, _short(error), for_good=isinstance(error, Untraceable), error=error)
         try:
             with collection_paused():

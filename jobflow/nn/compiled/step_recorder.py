@@ -17,6 +17,7 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import B, Layout
+from jobflow.core.types import Array
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node, Variable
 from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator
@@ -27,7 +28,7 @@ from jobflow.nn.graph.building import Building, Decomposing
 from jobflow.ops.layout_ops import Copy, ToLayout
 from jobflow.ops.op import Op
 from jobflow.ops.scalar import Detach
-from jobflow.ops.source import Constant
+from jobflow.ops.source import Constant, Literal
 from jobflow.tensors.backward import RedistributeGradient, Sweep, gradient_layout
 from jobflow.tensors.run import Prepared, prepared
 from jobflow.tensors.state import gradients
@@ -97,6 +98,8 @@ class StepRecorder(OptimizerSteps, Building):
     requiring: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
     #: pairs of tensors that share memory since an assignment to `data`
     _sharing: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=list)
+    #: constants of the program that have the elements of NumPy arrays, with the arrays and a copy of their elements
+    _borrowed: list[tuple[Tensor, Array, bytes]] = field(default_factory=list)
     _constants: dict[int, Tensor] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
     _used: set[str] = field(default_factory=set)
@@ -227,6 +230,11 @@ class StepRecorder(OptimizerSteps, Building):
         if root.traced is None:
             self.written[id(root)] = root
         self._check_sharing(root)
+        if any(x is root for x, _, _ in self._borrowed):
+            raise Untraceable(
+                f"flow.compile at {user_line()}: the tensor {root.tensor_type} of from_numpy is overwritten, and a replay does not write to NumPy "
+                "arrays; use flow.tensor(array)"
+            )
         if x.traced is None and x.base is not None:
             raise Untraceable(
                 f"flow.compile at {user_line()}: a view {x.tensor_type} from outside of the compiled function cannot be "
@@ -271,6 +279,20 @@ class StepRecorder(OptimizerSteps, Building):
                 raise Untraceable(
                     f"flow.compile at {user_line()}: a tensor {root.tensor_type} is overwritten after x.data = value, so x and the value share "
                     "memory; use x.data.copy_(value)"
+                )
+
+    def borrow(self, array: Array) -> Tensor:
+        """Return a constant of the program with the elements of a NumPy array, whose memory it does not share."""
+        x = self.source(Literal.of(array), None, None)
+        self._borrowed.append((x, array, array.tobytes()))
+        return x
+
+    def check_borrowed(self) -> None:
+        """Raise Untraceable if the function wrote to a NumPy array after `from_numpy`, because tensors of the program do not change with it."""
+        for x, array, before in self._borrowed:
+            if array.tobytes() != before:
+                raise Untraceable(
+                    f"flow.compile: the function writes to the NumPy array of a tensor {x.tensor_type} after from_numpy; use flow.tensor(array)"
                 )
 
     def require_gradient(self, x: Tensor, requires_grad: bool) -> None:

@@ -27,7 +27,7 @@ from jobflow.tensors.state import EagerState
 from jobflow.tensors.structures import replaced
 
 #: attributes of the rank that a function must not change
-_modes = attrgetter("grad_enabled", "default_dtype")
+_modes = attrgetter("grad_enabled", "default_dtype", "default_device")
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Tracing:
 
     def undo(self) -> None:
         """Restore the Python objects that the function changed, including gradients, step counts, schedules and the gradient mode."""
-        self.here.grad_enabled, self.here.default_dtype = self.modes
+        self.here.grad_enabled, self.here.default_dtype, self.here.default_device = self.modes
         for x, before in self.recorder.gradients.values():
             x._gradient = before
         for x, required in self.recorder.requiring.values():
@@ -188,6 +188,7 @@ class Tracing:
         Raises: Untraceable if an overwritten tensor shares memory with another tensor, or receives a value that requires gradients.
         """
         recorder, written = self.recorder, []
+        recorder.check_borrowed()
         met = {**{id(x): x for x in self.call.tensors}, **{id(x): x for x in recorder.tensors.values()}}
         showing: dict[int, list[Tensor]] = {}
         for x in met.values():
