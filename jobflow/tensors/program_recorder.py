@@ -205,8 +205,6 @@ class ProgramRecorder(ABC, Generic[T]):
             (result,) = self._ran(SliceUpdate(Slice(op.starts, op.stops, op.steps)), [base, view])
         elif isinstance(op, Transpose):
             (result,) = self._ran(Transpose(tuple(op.perm.index(i) for i in range(len(op.perm)))), [view])
-        elif isinstance(op, Detach):
-            (result,) = self._ran(Detach(), [view])
         else:
             (result,) = self._ran(Reshape(base.tensor_type.shape), [view])
         result = self.known(result)

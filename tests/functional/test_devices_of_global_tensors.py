@@ -27,6 +27,14 @@ LAYOUTS: dict[str, Callable[[int], tuple[Any, Any]]] = {
 }
 F: Any = nn.functional
 
+
+def _with_default_device(x: Any, d: Any) -> Any:
+    with flow.set_default_device(d):
+        y = x * flow.tensor([1.0, 2, 3, 4, 5, 6]) + flow.arange(6) * flow.rand(6) + flow.Tensor([2.0])
+    assert flow.zeros(2).is_local
+    return y
+
+
 #: functions of x and its device, in the form of models that create tensors inside `forward`
 CREATED: dict[str, Callable[[Any, Any], Any]] = {
     "zeros": lambda x, d: x + flow.zeros(4, 6, device=d) + flow.empty(6, device=d).fill_(2.0),
@@ -44,6 +52,7 @@ CREATED: dict[str, Callable[[Any, Any], Any]] = {
     "index": lambda x, d: x[flow.tensor([2, 0], device=d)] + x.gather(0, flow.zeros(2, 6, dtype=flow.int64, device=d)),
     "dropout noise": lambda x, d: x * (flow.rand(x.shape, device=d) < 0.5) + flow.randn(4, 6, device=d) + flow.randn_like(x, device=d),
     "random integers": lambda x, d: x + flow.randint(0, 9, (6,), device=d) + flow.randperm(6, device=d) + flow.normal(0.0, 1.0, (6,), device=d),
+    "default device": _with_default_device,
     "module": lambda x, d: nn.Linear(6, 3, device=d)(x),
 }
 

@@ -113,3 +113,112 @@ def test_an_attribute_with_the_name_of_a_global_variable_causes_no_trace() -> No
     for _ in range(3):
         loss = step(flow.ones(2))
     assert loss.item() == 2.0 and len(step.traces) == 1
+
+
+def _moving_average(y: Any, buffer: Any) -> Any:
+    buffer.data.mul_(0.5).add_(y.sum(0), alpha=0.1)
+    return buffer * y
+
+
+def _copied(y: Any, buffer: Any) -> Any:
+    data = buffer.data
+    data.copy_(y.mean(0))
+    return data * y + buffer
+
+
+def _form(y: Any, _: Any) -> Any:
+    best, index = y.max(0, keepdim=True)
+    best.squeeze_(0)
+    index.squeeze_(0).unsqueeze_(1)
+    z = y * y
+    z.t_().mul_(2.0).unsqueeze_(0)
+    return z * index + best.sum()
+
+
+#: parts of models: functions of a traced tensor [3, 2] and a buffer [2]
+PARTS: dict[str, Any] = {
+    "moving average": _moving_average,
+    "copy into data": _copied,
+    "shape in place": _form,
+    "array": lambda y, _: y + flow.from_numpy(np.eye(3)[:, :2].copy()).repeat(1, 1),
+    "mask of an array": lambda y, _: y[flow.from_numpy(np.arange(6).reshape(3, 2) > 2)],
+}
+
+
+class Part(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.part = PARTS[name]
+        self.w = nn.Parameter(flow.tensor(np.linspace(0.1, 0.9, 6).reshape(3, 2)))
+        self.register_buffer("buffer", flow.ones(2, dtype=flow.float64))
+
+    def forward(self, x: Any) -> Any:
+        return self.part(x * self.w, self.buffer).exp().mean()
+
+
+def _trained(name: str, mode: str) -> list[Any]:
+    model = Part(name)
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Any) -> Any:
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    class Step(nn.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.add_optimizer(optimizer)
+
+        def build(self, x: Any) -> Any:
+            loss = self.model(x)
+            loss.backward()
+            return loss
+
+    run: Any = {"eager": lambda: step, "compiled": lambda: flow.compile(step, fullgraph=True), "graph": Step}[mode]()
+    x = flow.tensor(np.linspace(0.5, 1.0, 6).reshape(3, 2))
+    return [*(run(x).item() for _ in range(2)), *model.w.detach().reshape(-1).tolist(), *model.buffer.tolist()]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_models_train_alike_eagerly_compiled_and_in_graphs(name: str) -> None:
+    expected = _trained(name, "eager")
+    np.testing.assert_allclose(_trained(name, "compiled"), expected)
+    if name != "mask of an array":  # in a graph the array is a variable, which shares its memory
+        np.testing.assert_allclose(_trained(name, "graph"), expected)
+
+
+ARRAY = np.zeros(2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + flow.from_numpy(ARRAY).add_(1.0),
+        lambda x: x + flow.from_numpy(ARRAY).view(2, 1).mul_(2.0).sum(),
+    ],
+)
+def test_compiled_functions_do_not_write_to_arrays(function: Any) -> None:
+    with pytest.raises(flow.JobError, match=r"use flow.tensor\(array\)"):
+        flow.compile(function, fullgraph=True)(flow.ones(2))
+
+
+def test_graphs_refuse_to_overwrite_a_parameter_that_their_optimizer_updates() -> None:
+    table = nn.Embedding(4, 3, max_norm=0.5)
+
+    class Step(nn.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+            self.add_optimizer(flow.optim.SGD(table.parameters(), lr=0.1))
+
+        def build(self, ids: Any) -> Any:
+            loss = self.table(ids).sum()
+            loss.backward()
+            return loss
+
+    with pytest.raises(flow.JobError, match=r"in-place write at .*: an optimizer of the graph updates the parameter table.weight"):
+        Step()(flow.tensor([0, 1]))

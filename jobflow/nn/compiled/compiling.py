@@ -142,12 +142,9 @@ class CompiledFunction:
         try:
             with collection_paused():
                 trace = tracing.run()
-        except Exception as raised:
-            error: Exception = raised
-            if isinstance(raised, SystemError) and tracing.guards.reasons:  # from C code that the observer of the trace interrupted
-                error = Untraceable(tracing.guards.reasons[0])
+        except Exception as error:
             if self.fullgraph or isinstance(error, DivergedError | RankError):
-                raise error from None
+                raise
             return self._eagerly(cache, call, _short(error), for_good=isinstance(error, Untraceable), error=error)
         try:
             with collection_paused():

@@ -91,8 +91,10 @@ class Tracing:
                 with numpy_sampling(), guards.observing():
                     result = self.function(*call.args, **call.options)
                 return self._finished(result)
-        except BaseException:
+        except BaseException as error:
             self.undo()
+            if isinstance(error, SystemError) and guards.reasons:  # from C code that the observer interrupted
+                raise Untraceable(guards.reasons[0]) from None
             raise
 
     def undo(self) -> None:
