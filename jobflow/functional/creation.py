@@ -398,7 +398,7 @@ def from_numpy(array: Array) -> Tensor:
     Raises: DtypeError for another object or an unsupported element type, ArgumentError for masked elements.
     """
     if isinstance(array, HostArray):
-        return array.tensor()  # type: ignore[no-any-return]
+        return array.tensor()
     if not isinstance(array, np.ndarray):
         raise DtypeError(f"from_numpy at {user_line()}: the argument must be a NumPy array; got {array!r}")
     _dtype("from_numpy", array.dtype)

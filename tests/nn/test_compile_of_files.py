@@ -167,7 +167,7 @@ def _trained(name: str, mode: str) -> list[Any]:
         optimizer.step()
         return loss
 
-    class Step(nn.Graph):
+    class Training(nn.Graph):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
@@ -178,7 +178,7 @@ def _trained(name: str, mode: str) -> list[Any]:
             loss.backward()
             return loss
 
-    run: Any = {"eager": lambda: step, "compiled": lambda: flow.compile(step, fullgraph=True), "graph": Step}[mode]()
+    run: Any = {"eager": lambda: step, "compiled": lambda: flow.compile(step, fullgraph=True), "graph": Training}[mode]()
     x = flow.tensor(np.linspace(0.5, 1.0, 6).reshape(3, 2))
     return [*(run(x).item() for _ in range(2)), *model.w.detach().reshape(-1).tolist(), *model.buffer.tolist()]
 
@@ -209,7 +209,7 @@ def test_compiled_functions_do_not_write_to_arrays(function: Any) -> None:
 def test_graphs_refuse_to_overwrite_a_parameter_that_their_optimizer_updates() -> None:
     table = nn.Embedding(4, 3, max_norm=0.5)
 
-    class Step(nn.Graph):
+    class Training(nn.Graph):
         def __init__(self) -> None:
             super().__init__()
             self.table = table
@@ -221,4 +221,4 @@ def test_graphs_refuse_to_overwrite_a_parameter_that_their_optimizer_updates() -
             return loss
 
     with pytest.raises(flow.JobError, match=r"in-place write at .*: an optimizer of the graph updates the parameter table.weight"):
-        Step()(flow.tensor([0, 1]))
+        Training()(flow.tensor([0, 1]))

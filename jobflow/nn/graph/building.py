@@ -77,7 +77,7 @@ class Building(ProgramRecorder[Tensor]):
     #: messages of the errors of `refuse_tracing`, which user code may catch
     forbidden: list[str] = field(default_factory=list)
     #: parameters that build overwrites, by name, with the user's lines
-    overwritten: dict[str, SourceLine] = field(default_factory=dict)
+    assigned_parameters: dict[str, SourceLine] = field(default_factory=dict)
     #: id of a tensor -> its current traced tensor
     _standing: dict[int, Tensor] = field(default_factory=dict)
     #: id of a tensor with data -> name of its variable
@@ -276,13 +276,13 @@ class Building(ProgramRecorder[Tensor]):
         standing.traced, standing.layout, standing._needs_gradient = value.traced, value.layout, value._needs_gradient
         name = self._variables[id(x)]
         if self.tracer.variables[name].group == "parameter":
-            self.overwritten.setdefault(name, user_line())
+            self.assigned_parameters.setdefault(name, user_line())
         self.tracer.assign(name, value.traced)
 
-    def overwriting(self, name: str) -> JobError:
+    def overwrite_error(self, name: str) -> JobError:
         """Return the error for a parameter that build overwrites and an optimizer of the graph updates."""
         return JobError(
-            f"in-place write at {self.overwritten[name]}: an optimizer of the graph updates the parameter {name}, so build cannot overwrite it; "
+            f"in-place write at {self.assigned_parameters[name]}: an optimizer of the graph updates the parameter {name}, so build cannot overwrite it; "
             "overwrite it between two calls of the graph, or compile the training step with flow.compile"
         )
 
@@ -296,8 +296,8 @@ class Building(ProgramRecorder[Tensor]):
         if gradient is not None or loss.tensor_type.size != 1:
             suffix = "" if gradient is None else " with a gradient"
             raise JobError(f"{what}: the loss must have one element and no gradient argument; got {loss.tensor_type}{suffix}")
-        if (not loss._needs_gradient or loss.traced is None) and self.overwritten:
-            raise self.overwriting(next(iter(self.overwritten)))
+        if (not loss._needs_gradient or loss.traced is None) and self.assigned_parameters:
+            raise self.overwrite_error(next(iter(self.assigned_parameters)))
         if not loss._needs_gradient or loss.traced is None:
             raise JobError(f"{what}: the loss {loss.tensor_type} depends on no parameter that requires gradients")
         self.losses.append(loss.traced)

@@ -299,8 +299,8 @@ class Graph:
     def _training(self, building: Building, steps: Steps) -> Training | None:
         if not self._added:
             return None
-        for name in steps.selects(list(building.overwritten)):
-            raise building.overwriting(name)
+        for name in steps.selects(list(building.assigned_parameters)):
+            raise building.overwrite_error(name)
         if not building.losses:
             raise JobError(f"{self.name}: an optimizer was added at {self._added[0].where}, but build computes no gradients; call loss.backward()")
         assert building.where is not None, "a loss was marked somewhere"
