@@ -282,8 +282,8 @@ class Building(ProgramRecorder[Tensor]):
     def overwrite_error(self, name: str) -> JobError:
         """Return the error for a parameter that build overwrites and an optimizer of the graph updates."""
         return JobError(
-            f"in-place write at {self.assigned_parameters[name]}: an optimizer of the graph updates the parameter {name}, so build cannot overwrite it; "
-            "overwrite it between two calls of the graph, or compile the training step with flow.compile"
+            f"in-place write at {self.assigned_parameters[name]}: an optimizer of the graph updates the parameter {name}, so build cannot "
+            "overwrite it; overwrite it between two calls of the graph, or compile the training step with flow.compile"
         )
 
     # ---------------------------------------------------------------- training and modules
