@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,7 +48,7 @@ def filled(x: Any, tensors: Iterator[Any]) -> Any:
 
 
 def replaced(x: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Return x with every object of the class `kind` replaced by change(object), also in nested lists, tuples and dicts."""
+    """Return x with every object of the class `kind` replaced by change(object), also in nested lists, tuples, dicts and dataclasses."""
     if isinstance(x, kind):
         return change(x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):
@@ -55,4 +57,11 @@ def replaced(x: Any, kind: type, change: Callable[[Any], Any]) -> Any:
         return type(x)(replaced(one, kind, change) for one in x)
     if isinstance(x, dict):
         return x | {key: replaced(one, kind, change) for key, one in x.items()}
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        before = {field.name: getattr(x, field.name) for field in dataclasses.fields(x) if hasattr(x, field.name)}
+        now = {name: replaced(one, kind, change) for name, one in before.items()}
+        if any(now[name] is not one for name, one in before.items()):
+            x = copy.copy(x)
+            for name, one in now.items():
+                object.__setattr__(x, name, one)
     return x

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.functional.devices import device
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.compiled.pure_code import is_library, slots_of
+from jobflow.nn.modules.module import Module
+from jobflow.optim.optimizer import Optimizer
 from jobflow.tensors.tape import follow
 
 #: types of values that are compared by their text
@@ -21,13 +25,33 @@ def _memory_order(x: Tensor) -> tuple[int, ...] | None:
     return None if array.flags.c_contiguous else array.strides
 
 
+def is_batch(x: Any) -> bool:
+    """Return True for an object of a class of the program that holds tensors and plain values only, at least one tensor among them."""
+    if is_library(type(x).__module__) or isinstance(x, Tensor | Module | Optimizer) or not hasattr(x, "__dict__") or slots_of(type(x)):
+        return False
+    leaves = list(_leaves(list(vars(x).values())))
+    return any(isinstance(leaf, Tensor) for leaf in leaves) and all(isinstance(leaf, (Tensor, *PLAIN_VALUES)) for leaf in leaves)
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    if isinstance(x, list | tuple):
+        for each in x:
+            yield from _leaves(each)
+    elif type(x) is dict:
+        yield from _leaves(list(x.values()))
+    else:
+        yield x
+
+
 class Call:
     """The arguments of one call: the tensors in order, and a key of structure, tensor types and other values, by which plans are cached."""
 
-    __slots__ = ("args", "containers", "key", "names", "objects", "options", "tensors")
+    __slots__ = ("args", "by_content", "containers", "key", "kinds", "names", "objects", "options", "tensors")
 
-    def __init__(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self.args, self.options = args, options
+    def __init__(self, args: tuple[Any, ...], options: dict[str, Any], by_content: Set[type] = frozenset()) -> None:
+        self.args, self.options, self.by_content = args, options, by_content
+        #: classes of arguments that are compared by content
+        self.kinds: list[type] = []
         self.tensors: list[Tensor] = []
         self.names: list[str] = []
         #: objects that are compared by identity, with their names
@@ -50,8 +74,17 @@ class Call:
             return "dict", tuple([(key, self._key(each, f"{name}[{key!r}]")) for key, each in x.items()])
         if type(x) in (list, tuple) or (isinstance(x, tuple) and hasattr(x, "_fields")):
             return type(x), tuple([self._key(each, f"{name}[{i}]") for i, each in enumerate(x)])
+        if type(x) in self.by_content:
+            self.kinds.append(type(x))
+            self.containers.append((vars(x), name))
+            return type(x), tuple([(key, self._key(each, f"{name}.{key}")) for key, each in vars(x).items()])
         self.objects.append((x, name))
         return type(x), id(x)
+
+    def replaced(self, others: Sequence[tuple[Any, str]]) -> set[type]:
+        """Return the classes of batches that replace other objects, the `objects` of an earlier call."""
+        pairs = zip(self.objects, others, strict=False)
+        return {type(x) for (x, name), (before, place) in pairs if name == place and x is not before and type(x) is type(before) and is_batch(x)}
 
     def _first(self, x: Tensor) -> int:
         """Return the position, among the tensors of the call so far, of the first tensor that shares memory with x; it may be x."""

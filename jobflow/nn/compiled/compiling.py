@@ -37,6 +37,10 @@ class Cache:
         self.memory = CompiledMemory()
         #: plans by key of the call, with the newest key last
         self.entries: dict[Any, list[Entry]] = {}
+        #: classes of arguments that every call replaces by another object, and that are compared by content
+        self.by_content: set[type] = set()
+        #: objects among the arguments of the call before
+        self.objects: Sequence[tuple[Any, str]] = ()
         #: the reason of each trace
         self.reasons: list[str] = []
         self.causes: Counter[str] = Counter()
@@ -119,13 +123,21 @@ class CompiledFunction:
             cache = self.cache
             if cache.eager:
                 return self.function(*args, **options)
-            call = Call(args, options)
-            here = cache.here
-            key = current_session().settings.kernels, here.grad_enabled, here.default_dtype, here.default_device, call.key
+            call, key = self._keyed(cache, args, options)
             entry, reason = cache.find(key, call)
+            if entry is None and cache.objects and (kinds := call.replaced(cache.objects)):
+                cache.by_content |= kinds
+                call, key = self._keyed(cache, args, options)
+                entry, reason = cache.find(key, call)
+            cache.objects = call.objects
             if entry is not None:
                 return entry.run(call, first=False)
             return self._traced(cache, key, call, reason)
+
+    def _keyed(self, cache: Cache, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Call, Any]:
+        """Return a call with these arguments, and the key of its plans."""
+        call, here = Call(args, options, cache.by_content), cache.here
+        return call, (current_session().settings.kernels, here.grad_enabled, here.default_dtype, here.default_device, call.key)
 
     def _traced(self, cache: Cache, key: Any, call: Call, reason: str) -> Any:
         """Trace the function for `call`, run the plan, and return its result.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from operator import attrgetter
@@ -16,6 +17,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.compiled.call import PLAIN_VALUES, Call
 from jobflow.nn.compiled.guards import Guards
 from jobflow.nn.compiled.outside import Outside, trace_outside
+from jobflow.nn.compiled.pure_code import is_library
 from jobflow.nn.compiled.replay import CompiledMemory
 from jobflow.nn.compiled.snapshot import MISSING, Untraceable, Watched
 from jobflow.nn.compiled.step_recorder import StepRecorder
@@ -79,6 +81,8 @@ class Tracing:
                     f"{self.tracer.name} at {user_line()}: {name} is a NumPy array, whose elements a replay does not read; pass flow.tensor(x)"
                 )
             guards.descend(value, name, None, name)
+        for kind in call.kinds:
+            guards.descend(kind, kind.__name__, None, kind.__name__)
         for value, name in call.containers:
             guards.add_argument(value, name)
         guards.refuse_unrestorable()
@@ -151,8 +155,13 @@ class Tracing:
         elif isinstance(x, dict):
             for each in x.values():
                 self._check_result(each)
+        elif dataclasses.is_dataclass(x) and id(x) not in self.guards.visited and not is_library(type(x).__module__):
+            for field_of in dataclasses.fields(x):
+                self._check_result(getattr(x, field_of.name, None))
         elif not isinstance(x, (Tensor, *PLAIN_VALUES)) and id(x) not in self.guards.visited:
-            raise Untraceable(f"{self.tracer.name} returns a {type(x).__name__}; return tensors and plain values, in lists, tuples and dicts")
+            raise Untraceable(
+                f"{self.tracer.name} returns a {type(x).__name__}; return tensors and plain values, in lists, tuples, dicts and dataclasses"
+            )
 
     def _position(self, x: Tensor) -> int | None:
         return next((i for i, other in enumerate(self.call.tensors) if other is x), None)
