@@ -17,6 +17,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, user_line
 from jobflow.core.types import TensorType, Typed
 from jobflow.functional import out_arguments
+from jobflow.tensors.host_values import HostValue
 from jobflow.tensors.parameters import Roles, described, tensors_of
 from jobflow.tensors.state import building_now
 from jobflow.tensors.tensor import TensorBase
@@ -27,7 +28,7 @@ Result = TypeVar("Result")
 #: the package that defines the functions of tensors
 TENSORS = "jobflow.functional"
 #: classes that operators accept as the other operand
-OPERANDS = (TensorBase, int, float, np.generic, np.ndarray)
+OPERANDS = (TensorBase, int, float, np.generic, np.ndarray, HostValue)
 
 
 def in_job() -> bool:

@@ -35,9 +35,11 @@ from jobflow.core.types import (
     uint8,
 )
 from jobflow.functional.typed import Tensor
+from jobflow.ops.axes import Reshape
 from jobflow.ops.rounding import rounding_once
-from jobflow.ops.scalar import Cast
+from jobflow.ops.scalar import Cast, Detach
 from jobflow.ops.source import Constant
+from jobflow.tensors.host_values import HostValue
 from jobflow.tensors.run import run, source
 from jobflow.tensors.state import building_now, running, state
 
@@ -125,6 +127,16 @@ def as_float(x: Tensor) -> Tensor:
     return x if x.tensor_type.dtype.is_float else cast(x, state().default_dtype)
 
 
+def _host_operand(what: str, tensor: Tensor, other: HostValue) -> Tensor:
+    """Return the placeholder of `x.item()`, while a function is compiled, as a tensor that has the element type of a number beside `tensor`."""
+    if other.tensor is None:
+        raise other.unknown(what)
+    value = run(Reshape(()), run(Detach(), other.tensor))
+    if value.dtype.is_float and not tensor.dtype.is_float:
+        return cast(value, state().default_dtype)
+    return value if tensor.dtype is bool_ else cast(value, tensor.dtype)
+
+
 def operand(what: str, tensor: Tensor, other: Any) -> Tensor | Number:
     """Return `other`, the second operand of an operation on `tensor`, as a tensor or a Python number.
 
@@ -132,6 +144,8 @@ def operand(what: str, tensor: Tensor, other: Any) -> Tensor | Number:
     """
     if isinstance(other, Tensor | int | float):
         return other
+    if isinstance(other, HostValue):
+        return _host_operand(what, tensor, other)
     if isinstance(other, np.generic) or (isinstance(other, np.ndarray) and not other.ndim):
         return other.item()
     if not isinstance(other, np.ndarray):

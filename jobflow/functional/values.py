@@ -119,6 +119,9 @@ def of_array(x: Tensor, array: Array, context: Any = None, return_scalar: bool =
 
 def item(x: Tensor) -> Any:
     """Return the only element as a Python number.  Raises: ShapeError unless there is exactly one, JobError during tracing."""
+    tracer = building_now()
+    if tracer is not None and tracer.differentiates and x.tensor_type.size == 1 and constant_value(x) is None:
+        return tracer.host_item(x)
     return _only(x, "item()")
 
 

@@ -47,7 +47,7 @@ def filled(x: Any, tensors: Iterator[Any]) -> Any:
     return replaced(x, TensorBase, lambda _: next(tensors))
 
 
-def replaced(x: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def replaced(x: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
     """Return x with every object of the class `kind` replaced by change(object), also in nested lists, tuples, dicts and dataclasses."""
     if isinstance(x, kind):
         return change(x)

@@ -256,7 +256,7 @@ CASES: dict[str, tuple[Callable[[Compile], list[Any]], str | None]] = {
     "manual_seed of a generator": (_seeded_generator, "manual_seed"),
     "gradient mode": (_gradient_mode, "gradient mode"),
     "new optimizer": (_new_optimizer, "optim.SGD"),
-    "load_state_dict": (_loaded, "load_state_dict"),
+    "load_state_dict": (_loaded, None),
     "deepcopy": (_copied, "deepcopy"),
     "write to a small array": (_small_array, "counts|not recorded"),
     "write to an array alone": (_replayable_array_write, "writes to the NumPy array counts"),

@@ -330,7 +330,7 @@ def _branch(x: Any) -> Any:
 
 
 def _item(x: Any) -> Any:
-    return x * x.sum().item()
+    return x * float(x.sum())
 
 
 def _appends(x: Any) -> Any:
@@ -362,7 +362,7 @@ def _next(x: Any) -> Any:
 #: (function, text of the error with fullgraph=True)
 EAGER: dict[str, tuple[Callable[..., Any], str]] = {
     "branch": (_branch, "truth value"),
-    "item": (_item, "item"),
+    "item": (_item, r"float\(\)"),
     "appends": (_appends, "COUNTER"),
     "random": (_draws, "random"),
     "numpy random": (_numpy_draws, "random"),

@@ -8,6 +8,7 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.functional.devices import device
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.compiled.changing import Item
 from jobflow.nn.compiled.pure_code import is_library, slots_of
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizer import Optimizer
@@ -46,10 +47,10 @@ def _leaves(x: Any) -> Iterator[Any]:
 class Call:
     """The arguments of one call: the tensors in order, and a key of structure, tensor types and other values, by which plans are cached."""
 
-    __slots__ = ("args", "by_content", "containers", "key", "kinds", "names", "objects", "options", "tensors")
+    __slots__ = ("args", "by_content", "changing", "containers", "key", "kinds", "names", "objects", "options", "tensors")
 
-    def __init__(self, args: tuple[Any, ...], options: dict[str, Any], by_content: Set[type] = frozenset()) -> None:
-        self.args, self.options, self.by_content = args, options, by_content
+    def __init__(self, args: tuple[Any, ...], options: dict[str, Any], by_content: Set[type] = frozenset(), changing: Sequence[Item] = ()) -> None:
+        self.args, self.options, self.by_content, self.changing = args, options, by_content, changing
         #: classes of arguments that are compared by content
         self.kinds: list[type] = []
         self.tensors: list[Tensor] = []
@@ -58,7 +59,11 @@ class Call:
         self.objects: list[tuple[Any, str]] = []
         self.containers: list[tuple[Any, str]] = []
         keys = [*(self._key(x, f"argument {i}") for i, x in enumerate(args)), *((name, self._key(x, name)) for name, x in options.items())]
-        self.key = (scope.current().autocast, *keys)
+        self.key = (scope.current().autocast, *keys, *(self._key_of_item(item) for item in changing))
+
+    def _key_of_item(self, item: Item) -> Any:
+        value = item.read()
+        return (*item.identity, self._key(value, item.path) if isinstance(value, Tensor) else type(value))
 
     def _key(self, x: Any, name: str) -> Any:
         if isinstance(x, Tensor):

@@ -14,6 +14,7 @@ from jobflow.core.notices import notice
 from jobflow.engine.session import current_session, many_shapes
 from jobflow.functional.dispatch import in_job
 from jobflow.nn.compiled.call import Call
+from jobflow.nn.compiled.changing import Appended, Item, changed_items
 from jobflow.nn.compiled.entry import Entry
 from jobflow.nn.compiled.replay import CompiledMemory
 from jobflow.nn.compiled.snapshot import Untraceable
@@ -41,6 +42,9 @@ class Cache:
         self.by_content: set[type] = set()
         #: objects among the arguments of the call before
         self.objects: Sequence[tuple[Any, str]] = ()
+        #: items of the program that the function changes, by identity, and identities of items whose values it reads
+        self.changing: dict[Any, Item] = {}
+        self.concrete: set[Any] = set()
         #: the reason of each trace
         self.reasons: list[str] = []
         self.causes: Counter[str] = Counter()
@@ -63,6 +67,12 @@ class Cache:
                 return entry, ""
             reason = reason or problem
         return None, reason
+
+    def add_changing(self, items: Sequence[Item]) -> bool:
+        """Treat items as changed by the function; return False if all are known already."""
+        new = {item.identity: item for item in items if item.identity not in self.concrete and item.identity not in self.changing}
+        self.changing.update(new)
+        return bool(new)
 
     def _other(self, call: Call) -> str:
         """Return the reason for another trace: a description of how `call` differs from the newest traced call."""
@@ -132,11 +142,13 @@ class CompiledFunction:
             cache.objects = call.objects
             if entry is not None:
                 return entry.run(call, first=False)
+            if reason and cache.add_changing([item for entry in cache.entries.get(key, ()) for item in changed_items(entry.trace.effects)]):
+                call, key = self._keyed(cache, args, options)
             return self._traced(cache, key, call, reason)
 
     def _keyed(self, cache: Cache, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Call, Any]:
         """Return a call with these arguments, and the key of its plans."""
-        call, here = Call(args, options, cache.by_content), cache.here
+        call, here = Call(args, options, cache.by_content, tuple(cache.changing.values())), cache.here
         return call, (current_session().settings.kernels, here.grad_enabled, here.default_dtype, here.default_device, call.key)
 
     def _traced(self, cache: Cache, key: Any, call: Call, reason: str) -> Any:
@@ -150,14 +162,18 @@ class CompiledFunction:
             if cache.causes[reason.partition(" was ")[0]] > RETRACES and not shaped and not reason.startswith("the plain"):
                 return self._eagerly(cache, call, f"{reason}; this is trace number {len(cache.reasons) + 1}", for_good=True)
             notice(f"flow.compile: {self.name} is traced again at {user_line()}: {reason}")
-        tracing = Tracing(cache.here, self.name, self.where, self.function, call, cache.memory)
-        try:
-            with collection_paused():
-                trace = tracing.run()
-        except Exception as error:
-            if self.fullgraph or isinstance(error, DivergedError | RankError):
-                raise
-            return self._eagerly(cache, call, _short(error), for_good=isinstance(error, Untraceable), error=error)
+        while True:
+            tracing = Tracing(cache.here, self.name, self.where, self.function, call, cache.memory)
+            try:
+                with collection_paused():
+                    trace = tracing.run()
+                break
+            except Exception as error:
+                if self._fails(cache, error):
+                    if self.fullgraph or isinstance(error, DivergedError | RankError):
+                        raise
+                    return self._eagerly(cache, call, _short(error), for_good=isinstance(error, Untraceable), error=error)
+            call, key = self._keyed(cache, call.args, call.options)
         try:
             with collection_paused():
                 entry = Entry(tracing, trace)
@@ -175,6 +191,18 @@ class CompiledFunction:
         tracing.forget()
         cache.add(key, entry, self.name)
         return result
+
+    @staticmethod
+    def _fails(cache: Cache, error: Exception) -> bool:
+        """Return False if a failed trace is repeated, with placeholders for the lists to which it appends, or without placeholders."""
+        if isinstance(error, DivergedError | RankError):
+            return True
+        if isinstance(error, Appended) and cache.add_changing(error.items):
+            return False
+        repeats = bool(cache.changing)
+        cache.concrete.update(cache.changing)
+        cache.changing.clear()
+        return not repeats
 
     def _eagerly(self, cache: Cache, call: Call, reason: str, for_good: bool, error: Exception | None = None) -> Any:
         """Run the function eagerly for `call`, print a notice with the reason, and return the result; raise Untraceable with `fullgraph`.

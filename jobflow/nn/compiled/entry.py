@@ -15,14 +15,16 @@ from jobflow.core.types import Array
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value
 from jobflow.nn.compiled.call import Call
+from jobflow.nn.compiled.changing import Item, set_item
 from jobflow.nn.compiled.host_numbers import HostNumber
 from jobflow.nn.compiled.outside import Cut, LaterBackward, Outside, ReleasedBackward, attach, is_open, seed
 from jobflow.nn.compiled.replay import Replay
-from jobflow.nn.compiled.snapshot import Snapshot, Watched
+from jobflow.nn.compiled.snapshot import Snapshot
 from jobflow.nn.compiled.tracing import Trace, Tracing
 from jobflow.nn.graph.graph import union
 from jobflow.nn.graph.running import Arguments, Built, Meta
 from jobflow.runtime.collection import collection_paused
+from jobflow.tensors.host_values import HostList, HostValue, Run
 from jobflow.tensors.structures import replaced
 from jobflow.tensors.tape import TapeNode, note
 from jobflow.tensors.tensor import own
@@ -41,7 +43,7 @@ class Entry:
         self.trace, self.call_key, self.tracer_name = trace, tracing.call.key, tracing.tracer.name
         self.objects = tracing.call.objects
         self.replay = compiled(tracing, trace)
-        self.snapshot: Snapshot = trace.guards.finish(tracing.is_rate)
+        self.snapshot: Snapshot = trace.guards.finish(tracing.is_ignored)
         self.host_numbers: Sequence[HostNumber] = recorder.host_inputs
         inside = {id(x) for x in tracing.call.tensors}
         self.tensors = [x for x in recorder.tensors.values() if id(x) not in inside]
@@ -104,6 +106,7 @@ class Entry:
             for action in recorder.repeated:
                 action()
         tensors = call.tensors
+        before_run = {item.identity: item.read() for item in call.changing}
         added = {name: tensors[x] if isinstance(x, int) else x for name, x in self.added.items()}
         owners = [(tensors[x] if isinstance(x, int) else x, number) for x, number in trace.gradients]
         try:
@@ -126,9 +129,13 @@ class Entry:
             x = call.tensors[i]
             own(x, "a compiled function")[...] = outputs[number].array
             x.wrote()
+        now = Run(outputs, self.returned, before_run)
         for watched, key, position, value in trace.effects:
-            set_item(watched, key, value if position is None else outputs[position])
-        return self._result(call, outputs)
+            if isinstance(value, HostList):
+                Item(watched, key).read().extend(self._filled(value.appended, call, now))
+            else:
+                set_item(watched, key, self._filled(value, call, now) if position is None else outputs[position])
+        return self._result(call, now)
 
     def _attach(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Attach autograd nodes to outputs that require gradients; a node has no saved values if the function differentiated the output."""
@@ -141,17 +148,23 @@ class Entry:
         for i, reason in self.trace.released.items():
             note(TapeNode("compiled", (), 1, ReleasedBackward(self.tracer_name, reason)), (outputs[i],))
 
-    def _result(self, call: Call, outputs: Sequence[Tensor]) -> Any:
+    def _result(self, call: Call, run: Run) -> Any:
         result = self.trace.result
         if type(result) is Tensor and id(result) in self.returned:
-            return outputs[self.returned[id(result)]]
+            return run.outputs[self.returned[id(result)]]
+        return self._filled(result, call, run)
 
-        def filled(x: Tensor) -> Tensor:
+    def _filled(self, x: Any, call: Call, run: Run) -> Any:
+        """Return x with the tensors and numbers of a run in place of traced tensors and placeholders."""
+
+        def filled(x: Any) -> Any:
+            if isinstance(x, HostValue):
+                return x.compute(run)
             if id(x) in self.returned:
-                return outputs[self.returned[id(x)]]
+                return run.outputs[self.returned[id(x)]]
             return call.tensors[self.argument_of[id(x)]] if id(x) in self.argument_of else x
 
-        return replaced(result, Tensor, filled)
+        return replaced(x, (Tensor, HostValue), filled)
 
 
 def _spent(*_: Any) -> Any:
@@ -216,18 +229,6 @@ class BackwardPlan:
         tensors = {name: x for name, x in recorder.tensors.items() if name in graph.variables}
         built = Built(name, graph, tuple(self.metas), Arguments((), {}), outputs, tensors, [], [], (), first.built.local)
         return Replay(tracing.here, built, tracing.memory, {}, {})
-
-
-def set_item(watched: Watched, key: Any, value: Any) -> None:
-    """Assign `value` to the item or attribute `key` of a container."""
-    if watched.kind == "cell":
-        watched.target.cell_contents = value
-    elif watched.kind == "slots":
-        setattr(watched.target, key, value)
-    elif watched.kind == "class":
-        setattr(watched.owner, key, value)
-    else:
-        watched.target[key] = value
 
 
 @collection_paused()

@@ -98,6 +98,8 @@ class Guards:
         self._importing: Any = None
         self._callback: Callable[[Any, str, Any], None] | None = None
         self._random = random.getstate(), np.random.get_state()
+        #: global variables that the function itself changes, as pairs of the id of the namespace and the name
+        self.unguarded: set[tuple[int, Any]] = set()
         #: the state of NumPy's generator after the samples that replays repeat
         self._sampled = numpy_state()
 

@@ -115,7 +115,10 @@ class Snapshot:
         self.unread = [each for each in guards.watched.values() if id(each) not in chosen]
         self.owners = [each.owner for each in guards.watched.values() if each.kind == "dict" and each.owner is not None]
         self.classes = [*map(type, self.owners)]
-        self.globals = [(namespace, tuple(names), list(names.values())) for namespace, names in guards.globals.values()]
+        self.globals = []
+        for namespace, names in guards.globals.values():
+            kept = {name: value for name, value in names.items() if (id(namespace), name) not in guards.unguarded}
+            self.globals.append((namespace, tuple(kept), list(kept.values())))
         self.bodies = guards.bodies
         self.arrays = list(guards.arrays.values())
         self._index()

@@ -30,6 +30,7 @@ from jobflow.ops.op import Op
 from jobflow.ops.scalar import Detach
 from jobflow.ops.source import Constant, Literal
 from jobflow.tensors.backward import RedistributeGradient, Sweep, gradient_layout
+from jobflow.tensors.host_values import HostValue, item_of
 from jobflow.tensors.run import Prepared, prepared
 from jobflow.tensors.state import gradients
 from jobflow.tensors.tape import Edge, follow, note, op_gradient, read_by
@@ -96,6 +97,8 @@ class StepRecorder(OptimizerSteps, Building):
     held: dict[str, Tensor] = field(default_factory=dict)
     #: tensors whose `requires_grad` the function sets, and the value before, by id
     requiring: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
+    #: traced tensors whose elements are Python numbers after every run
+    items: list[Tensor] = field(default_factory=list)
     #: pairs of tensors that share memory since an assignment to `data`
     _sharing: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=list)
     #: constants of the program that have the elements of NumPy arrays, with the arrays and a copy of their elements
@@ -270,6 +273,12 @@ class StepRecorder(OptimizerSteps, Building):
             self.write(x, self.again(value))
         self._sharing.append((weakref.ref(x), weakref.ref(root)))
         return True
+
+    def host_item(self, x: Tensor) -> HostValue:
+        """Return the only element of x as a placeholder for a Python number."""
+        now = self.again(x)
+        self.items.append(now)
+        return item_of(now)
 
     def _check_sharing(self, root: Tensor) -> None:
         """Raise Untraceable for a write to a tensor that shares its memory with another tensor since an assignment to `data`."""

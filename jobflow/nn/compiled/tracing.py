@@ -15,6 +15,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import SourceLine, user_line
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.compiled.call import PLAIN_VALUES, Call
+from jobflow.nn.compiled.changing import Appended, Placeholders, appends, holder_of
 from jobflow.nn.compiled.guards import Guards
 from jobflow.nn.compiled.outside import Outside, trace_outside
 from jobflow.nn.compiled.pure_code import is_library
@@ -25,6 +26,7 @@ from jobflow.nn.graph.graph import together
 from jobflow.nn.graph.running import Meta
 from jobflow.optim.optimizer import Optimizer
 from jobflow.tensors.host_arrays import numpy_sampling
+from jobflow.tensors.host_values import HostList, HostValue
 from jobflow.tensors.state import EagerState
 from jobflow.tensors.structures import replaced
 
@@ -66,6 +68,7 @@ class Tracing:
         names = {id(x): name for name, x in memory.tensors.items()}
         self.gradient_outputs: list[Tensor] = []
         self.modes = _modes(here)
+        self.changing = self.guards.unguarded = {item.identity for item in call.changing}
         self.recorder = StepRecorder(here, self.tracer, names, {}, known_tensors=memory.tensors, observer=self.guards)
 
     def run(self) -> Trace:
@@ -74,6 +77,16 @@ class Tracing:
         If the function fails or cannot be replayed, undo its effects and raise the error.
         """
         call, guards, recorder = self.call, self.guards, self.recorder
+        self.placeholders = Placeholders(call.changing)
+        try:
+            return self._run(call, guards, recorder)
+        except BaseException as error:
+            self.undo()
+            if isinstance(error, SystemError) and guards.reasons:  # from C code that the observer interrupted
+                raise Untraceable(guards.reasons[0]) from None
+            raise
+
+    def _run(self, call: Call, guards: Guards, recorder: StepRecorder) -> Trace:
         guards.add(self.function, self.tracer.name)
         for value, name in call.objects:
             if isinstance(value, np.ndarray):
@@ -86,23 +99,18 @@ class Tracing:
         for value, name in call.containers:
             guards.add_argument(value, name)
         guards.refuse_unrestorable()
-        try:
-            with recorder.in_force():
-                for i, x in enumerate(call.tensors):
-                    if recorder.standing(x) is None:
-                        recorder.stand_in(x, f"input{i}")
-                        recorder.names.setdefault(id(x), f"input{i}")
-                with numpy_sampling(), guards.observing():
-                    result = self.function(*call.args, **call.options)
-                return self._finished(result)
-        except BaseException as error:
-            self.undo()
-            if isinstance(error, SystemError) and guards.reasons:  # from C code that the observer interrupted
-                raise Untraceable(guards.reasons[0]) from None
-            raise
+        with recorder.in_force():
+            for i, x in enumerate(call.tensors):
+                if recorder.standing(x) is None:
+                    recorder.stand_in(x, f"input{i}")
+                    recorder.names.setdefault(id(x), f"input{i}")
+            with numpy_sampling(), guards.observing():
+                result = self.function(*call.args, **call.options)
+            return self._finished(result)
 
     def undo(self) -> None:
         """Restore the Python objects that the function changed, including gradients, step counts, schedules and the gradient mode."""
+        self.placeholders.remove(self.guards)
         self.here.grad_enabled, self.here.default_dtype, self.here.default_device = self.modes
         for x, before in self.recorder.gradients.values():
             x._gradient = before
@@ -132,13 +140,25 @@ class Tracing:
         outputs: dict[int, Tensor] = {}
         replaced(result, Tensor, lambda x: self._returned(x, outputs))
         self._check_result(result)
-        effects = [effect for change in guards.effects() if (effect := self._effect(*change, outputs)) is not None]
+        assigned = self.placeholders.remove(guards)
+        changes = [*guards.effects(), *((item.watched, item.key, value) for item, value in assigned)]
+        self._check_lists(changes)
+        effects = [effect for change in changes if (effect := self._effect(*change, outputs)) is not None]
+        for x in recorder.items:
+            outputs.setdefault(id(x), x)
         written = self._written(outputs)
         gradients = [self._gradient(x, before, outputs) for x, before in recorder.gradients.values()]
         requiring = [self._required(x, before) for x, before in recorder.requiring.values() if x._needs_gradient != before]
         outside, released = trace_outside(recorder, list(outputs.values()))
-        changes = [each for each in gradients if each is not None]
-        return Trace(recorder, guards, result, list(outputs.values()), effects, written, changes, requiring, outside, released)
+        known = [each for each in gradients if each is not None]
+        return Trace(recorder, guards, result, list(outputs.values()), effects, written, known, requiring, outside, released)
+
+    def _check_lists(self, changes: list[tuple[Watched, Any, Any]]) -> None:
+        """Raise Appended if the function appends to lists of the program whose holders are known."""
+        lists = [watched for watched, _, _ in changes if watched.kind == "list" and watched not in self.guards.arguments]
+        found = [item for watched in lists if appends(watched) and (item := holder_of(self.guards, watched.target)) is not None]
+        if found and len(found) == len(lists):
+            raise Appended(f"{self.tracer.name} changes {lists[0].path}, which a replay does not repeat", found)
 
     def _returned(self, x: Tensor, outputs: dict[int, Tensor]) -> Tensor:
         if x.traced is not None:
@@ -158,7 +178,7 @@ class Tracing:
         elif dataclasses.is_dataclass(x) and id(x) not in self.guards.visited and not is_library(type(x).__module__):
             for field_of in dataclasses.fields(x):
                 self._check_result(getattr(x, field_of.name, None))
-        elif not isinstance(x, (Tensor, *PLAIN_VALUES)) and id(x) not in self.guards.visited:
+        elif not isinstance(x, (Tensor, HostValue, *PLAIN_VALUES)) and id(x) not in self.guards.visited:
             raise Untraceable(
                 f"{self.tracer.name} returns a {type(x).__name__}; return tensors and plain values, in lists, tuples, dicts and dataclasses"
             )
@@ -174,14 +194,22 @@ class Tracing:
         if self.is_rate(watched, key) and self.recorder.schedule_steps:
             return None
         path = watched.name(key).replace("\0", "")
+        if isinstance(value, HostList) and value.identity == (id(watched.target), key):
+            replaced(value.appended, Tensor, lambda x: self._returned(x, outputs))
+            self._check_result(value.appended)
+            return watched, key, None, value
         if watched.kind in ("list", "set") or value is MISSING or watched in self.guards.arguments:
             raise Untraceable(f"{self.tracer.name} changes {watched.path or path}, which a replay does not repeat")
         if isinstance(value, Tensor) and value.traced is not None:
             outputs.setdefault(id(value), value)
             return watched, key, list(outputs).index(id(value)), None
-        if not isinstance(value, PLAIN_VALUES) and id(value) not in self.guards.visited:
+        if not isinstance(value, (HostValue, *PLAIN_VALUES)) and id(value) not in self.guards.visited:
             raise Untraceable(f"{self.tracer.name} sets {path} to a {type(value).__name__}, which a replay does not repeat")
         return watched, key, None, value
+
+    def is_ignored(self, watched: Watched, key: Any) -> bool:
+        """Return True for an item that plans are not guarded by: a learning rate, or an item that the function itself changes."""
+        return self.is_rate(watched, key) or (id(watched.target), 0 if watched.kind == "cell" else key) in self.changing
 
     def is_rate(self, watched: Watched, key: Any) -> bool:
         """Return True for the learning rate of a parameter group, which plans read before every run; False if the function reads `param_groups`."""

@@ -9,13 +9,15 @@ import numpy as np
 
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
 from jobflow.functional.creation import cut, from_numpy
+from jobflow.functional.filling import copy_
+from jobflow.functional.gradients import detach
 from jobflow.functional.promotion import cast
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.lazy_parameters import is_lazy
 from jobflow.nn.parameter import Parameter
 from jobflow.tensors import redistribution
 from jobflow.tensors.parameters import described
-from jobflow.tensors.state import EagerState, gradients, refuse_tracing, state
+from jobflow.tensors.state import EagerState, building_now, gradients, refuse_tracing, state
 from jobflow.tensors.tensor import own
 
 if TYPE_CHECKING:
@@ -50,6 +52,9 @@ def named(module: Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def plain(x: Tensor) -> Tensor:
     """Return a tensor that shares the memory of x and requires no gradients."""
+    tracer = building_now()
+    if tracer is not None and tracer.differentiates:
+        return detach(x)
     result = Tensor(x.tensor_type, x.layout, x.array)
     result._device = x._device
     x.shares(result)
@@ -58,7 +63,10 @@ def plain(x: Tensor) -> Tensor:
 
 def load(module: Module, saved_state: Mapping[str, Any], strict: bool, assign: bool = False) -> Differences:
     """Implement `Module.load_state_dict` for `module`."""
-    refuse_tracing("load_state_dict", "parameters cannot be loaded", "load them before")
+    tracer = building_now()
+    records = tracer is not None and tracer.differentiates and not assign
+    if not records:
+        refuse_tracing("load_state_dict", "parameters cannot be loaded", "load them before")
     differences = compared(module, saved_state, strict)
     if assign:
         for entries, name, value in list(_replacements(module, saved_state, "")):  # the list is complete, or an error was raised
@@ -67,9 +75,15 @@ def load(module: Module, saved_state: Mapping[str, Any], strict: bool, assign: b
     here = state()
     with gradients(False):
         for name, part in named(module):
-            if name in saved_state:
-                if is_lazy(part):
-                    part.materialize(saved_state[name].shape)
+if name not in saved_state:
+                continue
+            if records and (is_lazy(part) or isinstance(saved_state[name], np.ndarray)):
+                refuse_tracing("load_state_dict", "arrays and lazy parameters cannot be loaded", "load them before")
+            if is_lazy(part):
+                part.materialize(saved_state[name].shape)
+            if records:
+                copy_(part, saved_state[name])
+            else:
                 take(here, part, saved_state[name])
     return differences
 

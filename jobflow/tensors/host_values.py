@@ -1,0 +1,128 @@
+"""Python values of a compiled function that differ between runs: elements of tensors, counters and lists of results.
+
+A value is a placeholder during the trace.  After every run of the plan, it is computed from the results of the plan, and from the attributes that
+the function read.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import JobError, SourceLine, user_line
+from jobflow.tensors.tensor import TensorBase
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+
+
+@dataclass
+class Run:
+    """The results of a run of a plan: tensors, the positions of traced tensors among them, and the values of attributes before the run."""
+
+    outputs: list[Any]
+    positions: Mapping[int, int]
+    before: Mapping[Any, Any]
+
+
+class HostValue:
+    """A Python number that is computed after every run of a plan; `tensor` is the traced tensor whose element it is, if any."""
+
+    def __init__(self, what: str, compute: Callable[[Run], Any], tensor: TensorBase | None = None) -> None:
+        self.what, self.compute, self.tensor = what, compute, tensor
+        self.where: SourceLine = user_line()
+
+    def unknown(self, use: str) -> JobError:
+        """Return the error for a use of the value during the trace."""
+        return JobError(
+            f"{use} at {user_line()}: the value of {self.what} at {self.where} is not known while flow.compile runs; return the value, or use tensors"
+        )
+
+    def __repr__(self) -> str:
+        return f"the value of {self.what} at {self.where}, which is not known while flow.compile runs"
+
+    def __neg__(self) -> HostValue:
+        return HostValue(self.what, lambda run: -self.compute(run))
+
+    def __float__(self) -> float:
+        raise self.unknown("float()")
+
+    def __int__(self) -> int:
+        raise self.unknown("int()")
+
+    def __index__(self) -> int:
+        raise self.unknown("an index")
+
+    def __bool__(self) -> bool:
+        raise self.unknown("if")
+
+    def __str__(self) -> str:
+        raise self.unknown("str()")
+
+    def __format__(self, spec: str) -> str:
+        raise self.unknown("format")
+
+    def _compared(self, other: Any) -> Any:
+        raise self.unknown("a comparison")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise self.unknown(f".{name}")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __hash__ = object.__hash__
+
+
+def item_of(x: TensorBase) -> HostValue:
+    """Return the only element of the traced tensor x as a placeholder."""
+    return HostValue("item()", lambda run: run.outputs[run.positions[id(x)]].detach().item(), x)
+
+
+def _binary(name: str, reflected: bool) -> Callable[[HostValue, Any], Any]:
+    apply = getattr(operator, name)
+
+    def method(self: HostValue, other: Any) -> Any:
+        if isinstance(other, HostValue):
+            return HostValue(self.what, lambda run: apply(self.compute(run), other.compute(run)))
+        if not isinstance(other, bool | int | float):
+            return NotImplemented
+        return HostValue(self.what, lambda run: apply(other, self.compute(run)) if reflected else apply(self.compute(run), other))
+
+    return method
+
+
+for _name in _BINARY:
+    setattr(HostValue, f"__{_name}__", _binary(_name, False))
+    setattr(HostValue, f"__r{_name}__", _binary(_name, True))
+
+
+class HostList:
+    """A list or deque of the program to which a compiled function only appends elements; `identity` is the item that holds the list."""
+
+    def __init__(self, path: str, identity: tuple[int, Any]) -> None:
+        self.path, self.identity = path, identity
+        self.appended: list[Any] = []
+
+    def append(self, element: Any) -> None:
+        self.appended.append(element)
+
+    def extend(self, elements: Any) -> None:
+        self.appended.extend(elements)
+
+    def __iadd__(self, elements: Any) -> HostList:
+        self.extend(elements)
+        return self
+
+    def _refuse(self, *_: Any) -> Any:
+        raise JobError(f"{self.path} at {user_line()}: the elements of this list are not known while flow.compile runs; append to it only")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse()
+
+    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = __bool__ = __add__ = __radd__ = __mul__ = _refuse
+    __eq__ = _refuse
+    __hash__ = object.__hash__
