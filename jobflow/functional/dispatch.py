@@ -17,8 +17,8 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, user_line
 from jobflow.core.types import TensorType, Typed
 from jobflow.functional import out_arguments
-from jobflow.tensors.host_values import HostValue
 from jobflow.tensors.parameters import Roles, described, tensors_of
+from jobflow.tensors.run_values import HostValue
 from jobflow.tensors.state import building_now
 from jobflow.tensors.tensor import TensorBase
 

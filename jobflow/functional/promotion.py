@@ -39,8 +39,8 @@ from jobflow.ops.axes import Reshape
 from jobflow.ops.rounding import rounding_once
 from jobflow.ops.scalar import Cast, Detach
 from jobflow.ops.source import Constant
-from jobflow.tensors.host_values import HostValue
 from jobflow.tensors.run import run, source
+from jobflow.tensors.run_values import HostValue
 from jobflow.tensors.state import building_now, running, state
 
 P = ParamSpec("P")

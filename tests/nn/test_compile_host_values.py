@@ -42,8 +42,8 @@ def _items() -> Case:
 
 def _operands() -> Case:
     def function(x: Any) -> Any:
-        value, place = x.sum().item(), x.argmax().item()
-        return value * x, x.long() * value, x**place, x.long() - place, value / (x + 1)
+        value, index = x.sum().item(), x.argmax().item()
+        return value * x, x.long() * value, x**index, x.long() - index, value / (x + 1)
 
     return function, lambda: None
 

@@ -8,7 +8,7 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.functional.devices import device
 from jobflow.functional.tensor_class import Tensor
-from jobflow.nn.compiled.changing import Item
+from jobflow.nn.compiled.changing import ChangedValue
 from jobflow.nn.compiled.pure_code import is_library, slots_of
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizer import Optimizer
@@ -49,7 +49,9 @@ class Call:
 
     __slots__ = ("args", "by_content", "changing", "containers", "key", "kinds", "names", "objects", "options", "tensors")
 
-    def __init__(self, args: tuple[Any, ...], options: dict[str, Any], by_content: Set[type] = frozenset(), changing: Sequence[Item] = ()) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], options: dict[str, Any], by_content: Set[type] = frozenset(), changing: Sequence[ChangedValue] = ()
+    ) -> None:
         self.args, self.options, self.by_content, self.changing = args, options, by_content, changing
         #: classes of arguments that are compared by content
         self.kinds: list[type] = []
@@ -61,7 +63,7 @@ class Call:
         keys = [*(self._key(x, f"argument {i}") for i, x in enumerate(args)), *((name, self._key(x, name)) for name, x in options.items())]
         self.key = (scope.current().autocast, *keys, *(self._key_of_item(item) for item in changing))
 
-    def _key_of_item(self, item: Item) -> Any:
+    def _key_of_item(self, item: ChangedValue) -> Any:
         value = item.read()
         return (*item.identity, self._key(value, item.path) if isinstance(value, Tensor) else type(value))
 
@@ -89,7 +91,11 @@ class Call:
     def replaced(self, others: Sequence[tuple[Any, str]]) -> set[type]:
         """Return the classes of batches that replace other objects, the `objects` of an earlier call."""
         pairs = zip(self.objects, others, strict=False)
-        return {type(x) for (x, name), (before, place) in pairs if name == place and x is not before and type(x) is type(before) and is_batch(x)}
+        return {
+            type(x)
+            for (x, name), (before, before_name) in pairs
+            if name == before_name and x is not before and type(x) is type(before) and is_batch(x)
+        }
 
     def _first(self, x: Tensor) -> int:
         """Return the position, among the tensors of the call so far, of the first tensor that shares memory with x; it may be x."""

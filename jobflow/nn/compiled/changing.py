@@ -13,10 +13,10 @@ from typing import Any
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.compiled.guards import Guards
 from jobflow.nn.compiled.snapshot import MISSING, Untraceable, Watched
-from jobflow.tensors.host_values import HostList, HostValue
+from jobflow.tensors.run_values import HostList, HostValue
 
 
-class Item:
+class ChangedValue:
     """An item of a container of the program: an attribute, a dictionary entry, or a global or closure variable."""
 
     __slots__ = ("key", "watched")
@@ -64,7 +64,7 @@ def appends(watched: Watched) -> bool:
 class Appended(Untraceable):
     """The error for a trace that appends to lists, so that it must be repeated with placeholders for these lists."""
 
-    def __init__(self, message: str, items: Sequence[Item]) -> None:
+    def __init__(self, message: str, items: Sequence[ChangedValue]) -> None:
         super().__init__(message)
         self.items = items
 
@@ -72,8 +72,8 @@ class Appended(Untraceable):
 class Placeholders:
     """The placeholders of one trace in the containers of the program."""
 
-    def __init__(self, items: Sequence[Item]) -> None:
-        self.originals: list[tuple[Item, Any, Any]] = []
+    def __init__(self, items: Sequence[ChangedValue]) -> None:
+        self.originals: list[tuple[ChangedValue, Any, Any]] = []
         for item in items:
             value = item.read()
             placeholder: Any = None
@@ -85,7 +85,7 @@ class Placeholders:
                 item.write(placeholder)
                 self.originals.append((item, value, placeholder))
 
-    def remove(self, guards: Guards) -> list[tuple[Item, Any]]:
+    def remove(self, guards: Guards) -> list[tuple[ChangedValue, Any]]:
         """Restore the original values, also in the snapshot of `guards`; return the items with the values that the function assigned.
 
         For a list, the value is its placeholder.
@@ -96,7 +96,8 @@ class Placeholders:
             if now is not placeholder or (isinstance(placeholder, HostList) and placeholder.appended):
                 changes.append((item, now))
             item.write(value)
-            for watched in _watching(guards, item):
+            guards.visited.pop(id(placeholder), None)
+            for watched in _containers(guards, item):
                 watched.values = tuple([value if each is placeholder else each for each in watched.values])
             for namespace, names in guards.globals.values():
                 if namespace is item.watched.target and names.get(item.key) is placeholder:
@@ -105,35 +106,35 @@ class Placeholders:
         return changes
 
 
-def _watching(guards: Guards, item: Item) -> Iterator[Watched]:
+def _containers(guards: Guards, item: ChangedValue) -> Iterator[Watched]:
     for watched in guards.watched.values():
         if watched.target is item.watched.target:
             yield watched
 
 
-def holder_of(guards: Guards, value: Any) -> Item | None:
+def holder_of(guards: Guards, value: Any) -> ChangedValue | None:
     """Return the item that holds a list of the program, or None if it is not known."""
     for watched in guards.watched.values():
         if watched.kind in ("dict", "names", "cell", "slots"):
             keys = watched.keys or (0,)
             for key, each in zip(keys, watched.values, strict=False):
                 if each is value:
-                    return Item(watched, key)
+                    return ChangedValue(watched, key)
     for namespace, names in guards.globals.values():
         for name, each in names.items():
             if each is value:
-                return Item(Watched(namespace, "names", ""), name)
+                return ChangedValue(Watched(namespace, "names", ""), name)
     return None
 
 
-def changed_items(effects: Sequence[tuple[Watched, Any, int | None, Any]]) -> list[Item]:
+def changed_items(effects: Sequence[tuple[Watched, Any, int | None, Any]]) -> list[ChangedValue]:
     """Return the items among the effects of a trace that have other values now: computed tensors and numbers."""
     items = []
     for watched, key, position, value in effects:
         if watched.kind in ("dict", "names", "cell", "slots") and (position is not None or is_number(value) or isinstance(value, HostValue)):
-            now = Item(watched, key).read()
+            now = ChangedValue(watched, key).read()
             if isinstance(now, Tensor) or is_number(now):
-                items.append(Item(watched, key))
+                items.append(ChangedValue(watched, key))
     return items
 
 

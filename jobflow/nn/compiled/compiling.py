@@ -14,7 +14,7 @@ from jobflow.core.notices import notice
 from jobflow.engine.session import current_session, many_shapes
 from jobflow.functional.dispatch import in_job
 from jobflow.nn.compiled.call import Call
-from jobflow.nn.compiled.changing import Appended, Item, changed_items
+from jobflow.nn.compiled.changing import Appended, ChangedValue, changed_items
 from jobflow.nn.compiled.entry import Entry
 from jobflow.nn.compiled.replay import CompiledMemory
 from jobflow.nn.compiled.snapshot import Untraceable
@@ -43,7 +43,7 @@ class Cache:
         #: objects among the arguments of the call before
         self.objects: Sequence[tuple[Any, str]] = ()
         #: items of the program that the function changes, by identity, and identities of items whose values it reads
-        self.changing: dict[Any, Item] = {}
+        self.changing: dict[Any, ChangedValue] = {}
         self.concrete: set[Any] = set()
         #: the reason of each trace
         self.reasons: list[str] = []
@@ -68,7 +68,7 @@ class Cache:
             reason = reason or problem
         return None, reason
 
-    def add_changing(self, items: Sequence[Item]) -> bool:
+    def add_changing(self, items: Sequence[ChangedValue]) -> bool:
         """Treat items as changed by the function; return False if all are known already."""
         new = {item.identity: item for item in items if item.identity not in self.concrete and item.identity not in self.changing}
         self.changing.update(new)

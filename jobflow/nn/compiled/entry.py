@@ -15,7 +15,7 @@ from jobflow.core.types import Array
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value
 from jobflow.nn.compiled.call import Call
-from jobflow.nn.compiled.changing import Item, set_item
+from jobflow.nn.compiled.changing import ChangedValue, set_item
 from jobflow.nn.compiled.host_numbers import HostNumber
 from jobflow.nn.compiled.outside import Cut, LaterBackward, Outside, ReleasedBackward, attach, is_open, seed
 from jobflow.nn.compiled.replay import Replay
@@ -24,7 +24,7 @@ from jobflow.nn.compiled.tracing import Trace, Tracing
 from jobflow.nn.graph.graph import union
 from jobflow.nn.graph.running import Arguments, Built, Meta
 from jobflow.runtime.collection import collection_paused
-from jobflow.tensors.host_values import HostList, HostValue, Run
+from jobflow.tensors.run_values import HostList, HostValue, RunResults
 from jobflow.tensors.structures import replaced
 from jobflow.tensors.tape import TapeNode, note
 from jobflow.tensors.tensor import own
@@ -96,7 +96,7 @@ class Entry:
     # ---------------------------------------------------------------- running
 
     def run(self, call: Call, first: bool) -> Any:
-        """Run the plan for a call, apply the effects of the function on Python objects, and return its result.
+        """RunResults the plan for a call, apply the effects of the function on Python objects, and return its result.
 
         `first` is True directly after the trace, which has already stepped schedules and counters.
         """
@@ -129,10 +129,10 @@ class Entry:
             x = call.tensors[i]
             own(x, "a compiled function")[...] = outputs[number].array
             x.wrote()
-        now = Run(outputs, self.returned, before_run)
+        now = RunResults(outputs, self.returned, before_run)
         for watched, key, position, value in trace.effects:
             if isinstance(value, HostList):
-                Item(watched, key).read().extend(self._filled(value.appended, call, now))
+                ChangedValue(watched, key).read().extend(self._filled(value.appended, call, now))
             else:
                 set_item(watched, key, self._filled(value, call, now) if position is None else outputs[position])
         return self._result(call, now)
@@ -148,13 +148,13 @@ class Entry:
         for i, reason in self.trace.released.items():
             note(TapeNode("compiled", (), 1, ReleasedBackward(self.tracer_name, reason)), (outputs[i],))
 
-    def _result(self, call: Call, run: Run) -> Any:
+    def _result(self, call: Call, run: RunResults) -> Any:
         result = self.trace.result
         if type(result) is Tensor and id(result) in self.returned:
             return run.outputs[self.returned[id(result)]]
         return self._filled(result, call, run)
 
-    def _filled(self, x: Any, call: Call, run: Run) -> Any:
+    def _filled(self, x: Any, call: Call, run: RunResults) -> Any:
         """Return x with the tensors and numbers of a run in place of traced tensors and placeholders."""
 
         def filled(x: Any) -> Any:
@@ -201,7 +201,7 @@ class BackwardPlan:
         attach(later, outputs, [tensors[x] if isinstance(x, int) else x for x in self.leaves])
 
     def run(self, saved: Mapping[int, Array], gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """Run this plan for one call, and return the gradients of the leaves.
+        """RunResults this plan for one call, and return the gradients of the leaves.
 
         `saved` has the arrays of the call by id of a value.  `gradients` are the gradients of the outputs.
         """

@@ -117,8 +117,8 @@ class Snapshot:
         self.classes = [*map(type, self.owners)]
         self.globals = []
         for namespace, names in guards.globals.values():
-            kept = {name: value for name, value in names.items() if (id(namespace), name) not in guards.unguarded}
-            self.globals.append((namespace, tuple(kept), list(kept.values())))
+            guarded = {name: value for name, value in names.items() if (id(namespace), name) not in guards.unguarded}
+            self.globals.append((namespace, tuple(guarded), list(guarded.values())))
         self.bodies = guards.bodies
         self.arrays = list(guards.arrays.values())
         self._index()

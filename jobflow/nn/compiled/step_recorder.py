@@ -30,8 +30,8 @@ from jobflow.ops.op import Op
 from jobflow.ops.scalar import Detach
 from jobflow.ops.source import Constant, Literal
 from jobflow.tensors.backward import RedistributeGradient, Sweep, gradient_layout
-from jobflow.tensors.host_values import HostValue, item_of
 from jobflow.tensors.run import Prepared, prepared
+from jobflow.tensors.run_values import HostValue, item_of
 from jobflow.tensors.state import gradients
 from jobflow.tensors.tape import Edge, follow, note, op_gradient, read_by
 

@@ -26,7 +26,7 @@ from jobflow.nn.graph.graph import together
 from jobflow.nn.graph.running import Meta
 from jobflow.optim.optimizer import Optimizer
 from jobflow.tensors.host_arrays import numpy_sampling
-from jobflow.tensors.host_values import HostList, HostValue
+from jobflow.tensors.run_values import HostList, HostValue
 from jobflow.tensors.state import EagerState
 from jobflow.tensors.structures import replaced
 
@@ -137,10 +137,10 @@ class Tracing:
             raise Untraceable(f"{self.tracer.name} changes the gradient mode or the default element type; change it before the call instead")
         if reason := guards.refused() or "".join(recorder.forbidden[:1]):
             raise Untraceable(f"{self.tracer.name}: {reason}")
+        assigned = self.placeholders.remove(guards)
         outputs: dict[int, Tensor] = {}
         replaced(result, Tensor, lambda x: self._returned(x, outputs))
         self._check_result(result)
-        assigned = self.placeholders.remove(guards)
         changes = [*guards.effects(), *((item.watched, item.key, value) for item, value in assigned)]
         self._check_lists(changes)
         effects = [effect for change in changes if (effect := self._effect(*change, outputs)) is not None]
@@ -156,9 +156,9 @@ class Tracing:
     def _check_lists(self, changes: list[tuple[Watched, Any, Any]]) -> None:
         """Raise Appended if the function appends to lists of the program whose holders are known."""
         lists = [watched for watched, _, _ in changes if watched.kind == "list" and watched not in self.guards.arguments]
-        found = [item for watched in lists if appends(watched) and (item := holder_of(self.guards, watched.target)) is not None]
-        if found and len(found) == len(lists):
-            raise Appended(f"{self.tracer.name} changes {lists[0].path}, which a replay does not repeat", found)
+        holders = [item for watched in lists if appends(watched) and (item := holder_of(self.guards, watched.target)) is not None]
+        if holders and len(holders) == len(lists):
+            raise Appended(f"{self.tracer.name} changes {lists[0].path}, which a replay does not repeat", holders)
 
     def _returned(self, x: Tensor, outputs: dict[int, Tensor]) -> Tensor:
         if x.traced is not None:

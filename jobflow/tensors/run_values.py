@@ -18,18 +18,18 @@ _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 
 
 @dataclass
-class Run:
-    """The results of a run of a plan: tensors, the positions of traced tensors among them, and the values of attributes before the run."""
+class RunResults:
+    """The results of a run of a plan: tensors, their indices by id of the traced tensor, and the values of attributes before the run."""
 
     outputs: list[Any]
-    positions: Mapping[int, int]
+    output_indices: Mapping[int, int]
     before: Mapping[Any, Any]
 
 
 class HostValue:
     """A Python number that is computed after every run of a plan; `tensor` is the traced tensor whose element it is, if any."""
 
-    def __init__(self, what: str, compute: Callable[[Run], Any], tensor: TensorBase | None = None) -> None:
+    def __init__(self, what: str, compute: Callable[[RunResults], Any], tensor: TensorBase | None = None) -> None:
         self.what, self.compute, self.tensor = what, compute, tensor
         self.where: SourceLine = user_line()
 
@@ -77,7 +77,7 @@ class HostValue:
 
 def item_of(x: TensorBase) -> HostValue:
     """Return the only element of the traced tensor x as a placeholder."""
-    return HostValue("item()", lambda run: run.outputs[run.positions[id(x)]].detach().item(), x)
+    return HostValue("item()", lambda run: run.outputs[run.output_indices[id(x)]].detach().item(), x)
 
 
 def _binary(name: str, reflected: bool) -> Callable[[HostValue, Any], Any]:
