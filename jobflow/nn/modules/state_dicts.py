@@ -75,7 +75,7 @@ def load(module: Module, saved_state: Mapping[str, Any], strict: bool, assign: b
     here = state()
     with gradients(False):
         for name, part in named(module):
-if name not in saved_state:
+            if name not in saved_state:
                 continue
             if records and (is_lazy(part) or isinstance(saved_state[name], np.ndarray)):
                 refuse_tracing("load_state_dict", "arrays and lazy parameters cannot be loaded", "load them before")
