@@ -25,8 +25,7 @@ class device:
     """The device of a tensor: `type` is "cpu" or "cuda", and `index` is its number on the machine, or None.
 
     `placement` is the placement of a global tensor, and None for a local tensor.  device("cuda:1") is device("cuda", 1).
-    Two devices are equal if their types and indices are equal, and they are not the devices of tensors with different placements.  A device that
-    the program names equals the device of a global tensor; the device of a local tensor differs from it.
+    Devices with equal types and indices are equal, except for the devices of tensors with different placements, or of a local and a global tensor.
     Raises: PlacementError for another string or a negative index.
     """
 
@@ -51,7 +50,7 @@ class device:
 
     @property
     def key(self) -> tuple[str, int | None, public_placement | None, bool]:
-        """The attributes as a tuple."""
+        """The attributes type, index, placement and is_local."""
         return self.type, self.index, self.placement, self.is_local
 
     def __repr__(self) -> str:

@@ -81,7 +81,7 @@ def _unknown_number(what: str) -> JobError:
 def mask_indices(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:
     """Return the indices of the True elements of a mask, one int64 vector per axis; all ranks must call this function.
 
-    Raises: JobError for a traced mask that is no constant, because the number of True elements is unknown.
+    Raises: JobError for a traced mask that is not a constant, because the number of True elements is unknown.
     """
     if depends_on_run(mask):
         raise _unknown_number(what)

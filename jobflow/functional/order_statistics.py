@@ -125,7 +125,7 @@ def _valid(x: Tensor) -> Tensor:
 def nanmedian(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return the median of the elements that are not NaN; with `dim`, a pair (values, indices) along that axis.
 
-    The median of an even number of elements is the lower one, and NaN for a tensor without elements.
+    The median of an even number of elements is the lower of the two in the middle.  Without elements, the median is NaN.
     """
     if dim is None and not x.tensor_type.size and x.dtype.is_float:
         return add(sum(x), math.nan)

@@ -60,7 +60,7 @@ def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     axis = axis_of("select_scatter", dim, x.ndim)
     n = x.shape[axis] if x.ndim else 0
     if not -n <= index < n:
-        raise AxisError(f"select_scatter at {user_line()}: index {index} is out of range for axis {axis} of {x.tensor_type}")
+        raise AxisError(f"select_scatter at {user_line()}: index {index} is out of range, {-n} to {n - 1}, for axis {axis} of {x.tensor_type}")
     if tuple(src.shape) != (*x.shape[:axis], *x.shape[axis + 1 :]):
         raise ShapeError(f"select_scatter at {user_line()}: src {src.tensor_type} must have the shape of x {x.tensor_type} without axis {axis}")
     return slice_scatter(x, unsqueeze(src, axis), axis, index % n, index % n + 1)

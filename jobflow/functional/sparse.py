@@ -28,7 +28,7 @@ class _SparseMeta(type):
     def __call__(cls, *arguments: Any, device: Any = None) -> SparseTensor:
         """Return a sparse tensor of indices, values and optionally a size, or without elements in the sizes (integers or one Size).
 
-        Raises: as `sparse_coo_tensor`.
+        Raises the errors of `sparse_coo_tensor`.
         """
         if len(arguments) in (2, 3) and not isinstance(arguments[0], int):
             return sparse_coo_tensor(*arguments, dtype=cls.dtype, device=device)

@@ -159,10 +159,10 @@ def xlog1py(x: Operand, other: Operand) -> Tensor:
 def zeta(x: Operand, other: Operand) -> Tensor:
     """Return the Hurwitz zeta function, the sum of (other + k)^-x over k = 0, 1, ..., for other > -15.
 
-    Raises: JobError for an x that requires gradients, because there is no derivative by x.
+    Raises: JobError for an x that requires gradients, because the derivative with respect to x is not implemented.
     """
     if isinstance(x, Tensor) and x._needs_gradient and state().grad_enabled:
-        raise JobError(f"zeta at {user_line()}: there is no derivative by x; pass x.detach()")
+        raise JobError(f"zeta at {user_line()}: the derivative with respect to x is not implemented; pass x.detach()")
     a, b = _floats("zeta", x, other)
     return run(Zeta(), a, b)
 

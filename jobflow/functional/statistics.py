@@ -1,4 +1,4 @@
-"""Covariances, differences along axes, and limits of norms."""
+"""Covariances, derivatives of samples along axes, and bounds of norms."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def gradient(input: Tensor, *, spacing: Any = None, dim: int | Sequence[int] | N
         problem = f"edge_order must be 1 or 2; got {edge_order}" if edge_order not in (1, 2) else f"dim {dim} names an axis twice"
         raise ArgumentError(f"{what}: {problem}")
     if input.dtype in (uint8, bool_):
-        raise DtypeError(f"{what}: {input.tensor_type} has no differences below 0; convert it with .float()")
+        raise DtypeError(f"{what}: {input.tensor_type} cannot represent negative differences; convert it with .float()")
     steps = _coordinates(input, spacing, axes)
     if any(input.shape[axis] <= edge_order for axis in axes if input.ndim):
         raise ShapeError(f"{what}: each axis of {input.tensor_type} must have at least edge_order + 1 = {edge_order + 1} samples")
@@ -151,7 +151,7 @@ def _derivative(x: Tensor, axis: int, step: Any, edge_order: int) -> Tensor:
 
 
 def _edge(first: Tensor, second: Tensor, third: Tensor, near: Any, far: Any) -> Tensor:
-    """Return the derivative at the first of three samples, of the parabola through them."""
+    """Return the derivative, at the first sample, of the parabola through three samples with the distances `near` and `far`."""
     a, b = div(sub(second, first), near), div(sub(third, second), far)
     return sub(a, mul(div(sub(b, a), near + far), near))
 

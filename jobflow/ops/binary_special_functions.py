@@ -87,7 +87,7 @@ class NextAfter(Binary):
 class Zeta(Binary):
     """Hurwitz zeta function: z = sum of (y + k)^-x over k = 0, 1, ..., for x > 1 and y > -15; infinite at y = 0, -1, ...
 
-    Without a derivative by x.
+    There is no gradient with respect to x.
     """
 
     kinds = FLOATS

@@ -68,8 +68,8 @@ def is_open(x: Tensor) -> bool:
 def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> tuple[Outside | None, dict[int, str]]:
     """Record the backward pass from the outputs of a compiled function to the tensors that the function read.
 
-    Return None if no output can be differentiated, and the reasons by output.  A backward pass or a write of the function itself can make
-    that impossible.
+    Return (backward pass, reasons).  The backward pass is None if no output can be differentiated.  For other outputs that cannot be differentiated,
+    `reasons` maps the number to the reason, such as a backward pass of the function itself.
     """
     chosen = [i for i, x in enumerate(outputs) if is_open(recorder.known(x))]
     released: dict[int, str] = {}

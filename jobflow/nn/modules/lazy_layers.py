@@ -70,9 +70,9 @@ class _Lazy(Module):
     def initialize_parameters(self, input: Any, *others: Any) -> None:
         """Create the parameters for inputs like `input`; the module becomes one of the class `becomes`.
 
-        Parameters from a loaded state remain.
-        Raises: JobError while a program is traced, ArgumentError unless the input is a tensor.  ShapeError without an axis of features, or if a
-        loaded parameter does not fit the input.
+        Parameters from a loaded state are not replaced.
+        Raises: JobError while a program is traced, ArgumentError unless the input is a tensor.  An input without an axis of features, or of another
+        size than a loaded parameter, raises ShapeError.
         """
         word = type(self).__name__
         if building_now() is not None or in_job():

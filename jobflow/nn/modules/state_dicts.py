@@ -114,7 +114,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def difference(name: str, x: Tensor, value: Any) -> str:
-    """Return the reason why `value` cannot be loaded into x, or "" if it can; a parameter without elements takes every shape."""
+    """Return the reason why `value` cannot be loaded into x, or "" if it can; a parameter without elements accepts every shape."""
     if isinstance(value, np.ndarray):
         return "" if is_lazy(x) or value.shape == x.tensor_type.shape else f"size: {name} is {x.tensor_type}, the state has {list(value.shape)}"
     if not isinstance(value, Tensor):
