@@ -19,7 +19,7 @@ from jobflow.ops.broadcast import SumTo
 from jobflow.ops.op import apply
 from jobflow.tensors import backward as passes
 from jobflow.tensors import in_place_writes as writing
-from jobflow.tensors.state import running, state
+from jobflow.tensors.state import building_now, running, state
 from jobflow.tensors.tape import Gradients, TapeNode, edge_of, note
 
 __all__ = ["Function", "backward", "enable_grad", "grad", "no_grad", "set_grad_enabled"]
@@ -118,12 +118,14 @@ class Function:
     def apply(cls, *arguments: Any) -> Any:
         """Call `forward` and attach `backward` as the gradient of its result.
 
-        Raises: JobError while a job, a graph or a compiled function is traced; ArgumentError if a dirty input is not returned.
+        Compiled functions record the operations of both methods.
+        Raises: JobError while a job or a graph is traced; ArgumentError if a dirty input is not returned.
         """
-        here = state()
-        if here.building is not None:
+        here, building = state(), building_now()
+        if building is not None and not building.differentiates:
             raise JobError(f"{cls.__name__} at {user_line()}: an autograd.Function cannot be traced in {running()}; use functions of jobflow there")
-        edges = [edge_of(each) if isinstance(each, Tensor) else None for each in arguments]
+        edge = edge_of if building is None else building.edge
+        edges = [edge(each) if isinstance(each, Tensor) else None for each in arguments]
         saved = Saved(cls.__name__, tuple(edge is not None for edge in edges))
         with no_grad():
             result = cls.forward(saved, *arguments) if cls.setup_context is None else cls.forward(*arguments)
@@ -132,7 +134,7 @@ class Function:
         outputs = list(result) if isinstance(result, tuple) else [result]
         node = None
         if here.grad_enabled and any(saved.needs_input_grad):
-            gradient = _Backward(cls, saved, [_kind(x) for x in arguments], [_kind(y) for y in outputs])
+            gradient = UserGradient(cls, saved, [_kind(x) for x in arguments], [_kind(y) for y in outputs])
             node = TapeNode(cls.__name__, tuple(edges), len(outputs), gradient)
         results = _results(saved, arguments, outputs, node)
         return tuple(results) if isinstance(result, tuple) else results[0]
@@ -143,6 +145,7 @@ def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], nod
 
     An argument among the outputs is replaced by a new tensor in the same memory, except for a dirty argument.
     """
+    building = building_now()
     dirty, without = ({id(x) for x in marked} for marked in (saved._dirty, saved._without))
     if lost := dirty - {id(y) for y in outputs}:
         raise ArgumentError(
@@ -155,7 +158,10 @@ def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], nod
     for i, old in enumerate(outputs):
         if id(old) in dirty:
             writing.may_write(state(), old, saved._name)
-            writing.written(state(), old, fresh[i], saved._name)
+            if building is None:
+                writing.written(state(), old, fresh[i], saved._name)
+            else:
+                building.write(old, fresh[i])
             fresh[i] = old
     saved._saved = tuple((x, x.version if x is not None and id(x) in dirty else version) for x, version in saved._saved)
     return fresh
@@ -165,32 +171,36 @@ def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], nod
 class _Kind:
     """The type and layout of a tensor, and the shape of this rank's piece."""
 
-    type: TensorType
+    tensor_type: TensorType
     layout: Layout | None
     piece: tuple[int, ...]
 
     def zeros(self) -> Tensor:
-        return Tensor.new(self.type, self.layout, np.zeros(self.piece, self.type.dtype.numpy))
+        building = building_now()
+        if building is not None:
+            zeros: Tensor = building.filled(self, 0.0)
+            return zeros
+        return Tensor.new(self.tensor_type, self.layout, np.zeros(self.piece, self.tensor_type.dtype.numpy))
 
     def fitted(self, gradient: Tensor, what: str) -> Tensor:
         """Return `gradient` summed over the axes along which this tensor was broadcast, in the element type of this tensor."""
-        lead = gradient.tensor_type.ndim - self.type.ndim
-        if lead < 0 or any(n not in (1, m) for n, m in zip(self.type.shape, gradient.tensor_type.shape[lead:], strict=True)):
-            raise ShapeError(f"{what} is {gradient.tensor_type}, but the argument is {self.type}; return a gradient of the argument's shape")
+        lead = gradient.tensor_type.ndim - self.tensor_type.ndim
+        if lead < 0 or any(n not in (1, m) for n, m in zip(self.tensor_type.shape, gradient.tensor_type.shape[lead:], strict=True)):
+            raise ShapeError(f"{what} is {gradient.tensor_type}, but the argument is {self.tensor_type}; return a gradient of the argument's shape")
         placement, own = (None if layout is None else layout.placement for layout in (gradient.layout, self.layout))
         if placement != own:
             raise ShapeError(f"{what} is {gradient.layout or 'local'}, but the argument is {self.layout or 'local'}; use to_global or to_local")
-        if gradient.tensor_type.shape != self.type.shape:
-            gradient = apply(SumTo(self.type.shape), gradient)
-        return cast(gradient, self.type.dtype)
+        if gradient.tensor_type.shape != self.tensor_type.shape:
+            gradient = apply(SumTo(self.tensor_type.shape), gradient)
+        return cast(gradient, self.tensor_type.dtype)
 
 
 def _kind(x: Any) -> _Kind | None:
-    return _Kind(x.tensor_type, x.layout, tuple(x.array.shape)) if isinstance(x, Tensor) else None
+    return _Kind(x.tensor_type, x.layout, tuple(x.array.shape) if x.traced is None else ()) if isinstance(x, Tensor) else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Backward:
+class UserGradient:
     """The recorded gradient of a Function, which calls the user's `backward` and checks its results."""
 
     function: type[Function]
@@ -203,7 +213,8 @@ class _Backward:
             kind.zeros() if gradient is None and kind is not None and self.saved._zeros else gradient
             for kind, gradient in zip(self.outputs, gradients, strict=True)
         ]
-        with scope.using(interpreter=None):
+        building = building_now()
+        with scope.using(interpreter=None if building is None else building.tracer):
             returned = self.function.backward(self.saved, *output_gradients)
         listed = list(returned) if isinstance(returned, tuple | list) else [returned]
         what, expected = f"{self.function.__name__}.backward at {user_line()}", len(self.arguments)
@@ -217,7 +228,7 @@ class _Backward:
         if gradient is None:
             return None
         if kind is None or not isinstance(gradient, Tensor):
-            argument = "not a tensor" if kind is None else str(kind.type)
+            argument = "not a tensor" if kind is None else str(kind.tensor_type)
             raise ArgumentError(
                 f"{what}: gradient {i} is of type {type(gradient).__name__}, but the argument is {argument}; return "
                 f"{'None' if kind is None else 'a tensor or None'}"

@@ -82,6 +82,72 @@ def test_writes_to_data_keep_the_gradient_in_compiled_functions(name: str) -> No
     assert len(compiled.traces) == 1 and unused.grad is None and unused.tolist() == [1.0, 1.0]
 
 
+class Clip(flow.autograd.Function):  # type: ignore[misc]
+    """The sign of x; the gradient is 0 where |x| > limit."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, limit: float) -> Any:
+        ctx.save_for_backward(x)
+        ctx.limit = limit
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        dx = dy.clone()
+        dx[x.abs() > ctx.limit] = 0.0
+        return dx, None
+
+
+class Triple(flow.autograd.Function):  # type: ignore[misc]
+    """Three times x, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.mark_dirty(x.mul_(3.0))
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        return dy * 30.0
+
+
+class Pair(flow.autograd.Function):  # type: ignore[misc]
+    """The outputs x w and x + w, of which one may be unused; gradients of gradients differentiate `backward`."""
+
+    @staticmethod
+    def forward(x: Any, w: Any) -> Any:
+        return x * w, x + w
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any, dz: Any) -> Any:
+        x, w = ctx.saved_tensors
+        return dy * w**2 + dz, dy * x - dz
+
+
+def test_users_functions_compile_with_their_gradients() -> None:
+    w = nn.Parameter(flow.tensor([[-1.5, 0.25], [0.5, 2.0]]))
+
+    def step(x: Any) -> Any:
+        w.grad = None
+        product, total = Pair.apply(x, w)
+        Triple.apply(product[0])
+        (slope,) = flow.autograd.grad(Pair.apply(w, w)[0].sum(), w, create_graph=True)
+        loss = (Clip.apply(w, 1.0) * product).sum() + (total * slope).sum()
+        loss.backward()
+        return loss
+
+    x = flow.tensor([[1.0, 2.0], [3.0, 4.0]])
+    expected, gradient = step(x).item(), w.grad.numpy().copy()
+    compiled = flow.compile(step)
+    assert compiled(x).item() == pytest.approx(expected) and len(compiled.traces) == 1
+    np.testing.assert_allclose(w.grad.numpy(), gradient, rtol=1e-6)
+
+
 def test_products_in_place_keep_the_old_value_for_the_gradient() -> None:
     x, w = flow.tensor([1.0, 2.0]), flow.tensor([3.0, 4.0], requires_grad=True)
 

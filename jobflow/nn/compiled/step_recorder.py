@@ -166,6 +166,10 @@ class StepRecorder(OptimizerSteps, Building):
             return now.node, now.index
         return x if now._needs_gradient else None
 
+    def edge(self, x: Tensor) -> Edge:
+        """Return the destination of the gradient of x."""
+        return self._edge(x, self.known(x))
+
     def known(self, x: Tensor) -> Tensor:
         if x.traced is None and x.base is not None and id(x) not in self._standing:
             follow(x)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import TensorType
+from jobflow.functional.custom_functions import UserGradient
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node
 from jobflow.ops.arithmetic import Add
@@ -106,17 +108,24 @@ class TracedSweep(Sweep[Tensor]):
         return self.recorder.tracer
 
     def hooked(self, hooks: dict[int, Hook] | None, gradient: Tensor) -> Tensor:
-        if not hooks or not self.observed or self.recorder.observer is None:
+        with self._watched(bool(hooks)):
             return super().hooked(hooks, gradient)
-        self.recorder.observer.resume()
-        try:
-            return super().hooked(hooks, gradient)
-        finally:
-            self.recorder.observer.suspend()
 
     def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[Tensor | None]) -> Gradients:
-        with self.recorder.in_gradient_of(node.node if isinstance(node, TracedNode) else None):
+        with self.recorder.in_gradient_of(node.node if isinstance(node, TracedNode) else None), self._watched(isinstance(backward, UserGradient)):
             return super().results(node, backward, gradients)
+
+    @contextmanager
+    def _watched(self, of_user: bool) -> Iterator[None]:
+        """Observe Python code inside the `with` block if it is `of_user`."""
+        observer = self.recorder.observer if self.observed and of_user else None
+        if observer is not None:
+            observer.resume()
+        try:
+            yield
+        finally:
+            if observer is not None:
+                observer.suspend()
 
     def zeros(self, x: Tensor) -> Tensor:
         return self.recorder.filled(x, 0.0)
