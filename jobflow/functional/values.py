@@ -17,7 +17,7 @@ from jobflow.core.types import Array, type_of
 from jobflow.functional.devices import device_of
 from jobflow.functional.dispatch import method
 from jobflow.functional.typed import Tensor
-from jobflow.tensors.constant_values import constant_value, depends_on_run
+from jobflow.tensors.constant_values import constant_value
 from jobflow.tensors.convert import gathered
 from jobflow.tensors.state import building_now, running, state
 from jobflow.tensors.tensor import lasting_array
@@ -73,9 +73,10 @@ def set_printoptions(
 
 def value_of(x: Tensor, what: str) -> Array:
     """Return the logical value of x as an array; for a global tensor, all ranks must call this function."""
-    if x.traced is not None and (constant := constant_value(x)) is not None:
-        return constant
     if x.traced is not None or (building_now() is not None and building_now().differentiates):
+        constant = constant_value(x, guarded=True)
+        if constant is not None:
+            return constant
         raise JobError(f"{what} at {user_line()}: a tensor has no values while {running()} runs; return the tensor from {state().building.short}")
     if x.layout is None:
         return lasting_array(x)
@@ -156,7 +157,7 @@ def as_index(x: Tensor) -> int:
 
 def as_bool(x: Tensor) -> bool:
     """Return True if the only element is nonzero.  Raises: ShapeError unless there is exactly one, JobError during tracing."""
-    if depends_on_run(x):
+    if x.traced is not None and constant_value(x, guarded=True) is None:
         raise JobError(f"if at {user_line()}: the truth value of a tensor is not known while {running()} runs; use where(condition, x, y)")
     if x.tensor_type.size != 1:
         raise ShapeError(

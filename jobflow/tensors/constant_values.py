@@ -1,6 +1,7 @@
 """Values of traced tensors that are equal in every run, because they depend on constants of the program alone.
 
-Arguments, variables and random numbers are not constants.
+Arguments, variables and random numbers are not constants.  Python numbers may also depend on small tensors from outside of a compiled function,
+whose elements its calls compare.
 """
 
 from __future__ import annotations
@@ -20,20 +21,26 @@ from jobflow.tensors.state import EagerState, building_now, gradients
 from jobflow.tensors.tensor import TensorBase
 
 
-def constant_value(x: TensorBase) -> Array | None:
-    """Return the logical value of x, a tensor of the program being traced, or None if the value depends on the run."""
+def constant_value(x: TensorBase, guarded: bool = False) -> Array | None:
+    """Return the logical value of x, a tensor of the program being traced, or None if the value depends on the run.
+
+    With `guarded`, the value may depend on tensors from outside of a compiled function, which calls compare from then on.
+    """
     recorder = building_now()
     if recorder is None:
         return None
-    traced = recorder.known(x).traced if x.traced is not None else None
+    traced = recorder.known(x).traced if guarded or x.traced is not None else None
     if not isinstance(traced, Value):
         return None
     needed = needed_nodes([traced])
-    if any(isinstance(node.op, External) for node in needed):
-        return None
     known: dict[Value, Any] = {}
+    for node in [node for node in needed if isinstance(node.op, External)]:
+        elements = recorder.guarded_value(node) if guarded else None
+        if elements is None:
+            return None
+        known[node.outputs[0]] = TensorBase.new(node.outputs[0].tensor_type, None, elements)
     with _eagerly(recorder.here):
-        for node in [node for node in recorder.tracer.nodes if node in needed]:
+        for node in [node for node in recorder.tracer.nodes if node in needed and node.outputs[0] not in known]:
             inputs = [known[value] for value in node.inputs]
             if not inputs:
                 outputs: Any = source(node.op, None)

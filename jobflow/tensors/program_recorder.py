@@ -157,6 +157,13 @@ class ProgramRecorder(ABC, Generic[T]):
         view.traced, view._needs_gradient = value.traced, value._needs_gradient
         view.node, view.index = value.node, value.index
 
+    def guarded_value(self, node: Any) -> Array | None:
+        """Return the elements of the tensor from outside that `node` reads, if every run compares them.
+
+        The result is None here, because only compiled functions are traced again.
+        """
+        return None
+
     @abstractmethod
     def _read(self, x: T) -> T:
         """Register a tensor with values as a variable, and return the traced tensor for it."""

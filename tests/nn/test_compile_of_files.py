@@ -148,6 +148,44 @@ def test_users_functions_compile_with_their_gradients() -> None:
     np.testing.assert_allclose(w.grad.numpy(), gradient, rtol=1e-6)
 
 
+class Branching(nn.Module):
+    """Python numbers that depend on tensors of the module: flags of columns, a number of repetitions, indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flags = flow.tensor([True, False, True])
+        self.register_buffer("times", flow.tensor(2))
+        self.order = flow.tensor([2, 0])
+
+    def forward(self, x: Any) -> Any:
+        columns = [x[:, i] * 2.0 if flag else x[:, i] for i, flag in enumerate(self.flags)]
+        y = flow.stack(columns, 1)[:, self.order.tolist()]
+        return y.repeat(int(self.times), 1) if (self.order + self.times).sum() > 0 else y
+
+
+def test_python_numbers_of_outer_tensors_compile_and_are_compared() -> None:
+    model = Branching()
+    step = flow.compile(model.forward)
+    x = flow.tensor([[1.0, 2.0, 3.0]])
+    assert [step(x).tolist() for _ in range(2)] == [[[6.0, 2.0]] * 2] * 2 and len(step.traces) == 1
+    model.flags.numpy()[2] = False
+    assert step(x).tolist() == [[3.0, 2.0]] * 2 and len(step.traces) == 2
+    model.times.fill_(1)
+    assert step(x).tolist() == [[3.0, 2.0]] and len(step.traces) == 3
+
+
+def test_a_branch_on_a_tensor_that_the_function_changes_runs_eagerly() -> None:
+    count = flow.tensor(0)
+
+    def step(x: Any) -> Any:
+        y = x * 2.0 if count < 2 else x
+        count.add_(1)
+        return y
+
+    compiled = flow.compile(step)
+    assert [compiled(flow.ones(1)).item() for _ in range(4)] == [2.0, 2.0, 1.0, 1.0] and not compiled.traces
+
+
 def test_products_in_place_keep_the_old_value_for_the_gradient() -> None:
     x, w = flow.tensor([1.0, 2.0]), flow.tensor([3.0, 4.0], requires_grad=True)
 

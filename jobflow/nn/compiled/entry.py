@@ -52,6 +52,7 @@ class Entry:
         self.facts = list(map(_facts, self.compared))
         self.argument_of = {id(x): i for i, x in enumerate(tracing.call.tensors)}
         self.bound = {id(x) for x in self.tensors}
+        self.guarded = [(x, elements.tobytes()) for x, elements in recorder.guarded.values()]
         self.seeds = [(draw.generator, draw.generator.seed) for draw in recorder.draws]
         read = [recorder.gradients[i][0] for i in recorder.gradients_read]
         self.readers: list[Tensor] = [x for x in read if x.traced is None and id(x) not in inside]
@@ -73,6 +74,9 @@ class Entry:
             return "the grad of a parameter was None and is a tensor, or the reverse"
         if any((call.tensors[i]._gradient is None) != none for i, none in self.reader_arguments):
             return "the grad of an argument was None and is a tensor, or the reverse"
+        for x, elements in self.guarded:
+            if x.array.tobytes() != elements:
+                return f"the elements of a tensor {x.tensor_type} changed, on which a Python number of the function depends"
         for number in self.host_numbers:
             if number.alike and len({mine["step"] for mine in number.alike}) > 1:
                 return "parameters that had the same number of steps now have different numbers"
