@@ -279,7 +279,7 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
             array = array.astype(spec.dtype.numpy)
     stored = None if layout is None or traces_job() else cut(what, array, layout)
     if building_now() is not None:
-        return spec.finish(source(Literal.of(array), layout))
+        return spec.finish(building_now().constant_data(array, layout))
     return spec.finish(_holding(array) if stored is None else stored)
 
 

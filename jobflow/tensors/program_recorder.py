@@ -24,6 +24,7 @@ from jobflow.ops.op import Op, ViewOp
 from jobflow.ops.scalar import Detach
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
+from jobflow.ops.source import Literal
 from jobflow.tensors.state import EagerState, Generator
 from jobflow.tensors.tensor import TensorBase
 
@@ -116,6 +117,10 @@ class ProgramRecorder(ABC, Generic[T]):
     @abstractmethod
     def source(self, op: Op, layout: Layout | None, generator: Generator | None) -> T:
         """Record an operation without inputs, or a random operation of `generator`, and return its output; every run samples new random numbers."""
+
+    def constant_data(self, array: Array, layout: Layout | None) -> T:
+        """Record the data of a tensor that user code creates during tracing, and return the tensor."""
+        return self.source(Literal.of(array), layout, None)
 
     @abstractmethod
     def draw_for(self, x: T) -> tuple[str, int, T]:

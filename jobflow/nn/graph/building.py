@@ -70,6 +70,8 @@ class Building(ProgramRecorder[Tensor]):
     spreads: bool = False
     #: tensors that became variables, by name
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    #: data of tensors that build creates, with the user's lines
+    constants: list[tuple[SourceLine, Array]] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     losses: list[Value] = field(default_factory=list)
     #: source line of the call of backward
@@ -127,6 +129,12 @@ class Building(ProgramRecorder[Tensor]):
         (value,) = self._record(op, [x.traced for x in inputs], (layout or self.alone).placement)
         result = Tensor(type, layout, None, traced=value)
         return result if layout is None or layout.is_whole else self.change(result, layout, None)
+
+    def constant_data(self, array: Array, layout: Layout | None) -> Tensor:
+        first = len(self.tracer.nodes)
+        x: Tensor = super().constant_data(array, layout)
+        self.constants.append((self.tracer.nodes[first].where, array))
+        return x
 
     def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
         """Return key, seed and counter of the next random operation, on the placement of x."""

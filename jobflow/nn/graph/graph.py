@@ -74,18 +74,21 @@ def check_constants(name: str, whole: Body, part: Body) -> None:
     The program stores such a tensor as a constant, so its results would differ.
     """
     created, expected = part.building.tensors, whole.building.tensors
-    for key in {**expected, **created}:
-        if expected.get(key) is created.get(key) or _same_values(expected.get(key), created.get(key)):
-            continue
-        where = next((node.where for node in (*part.program.nodes, *whole.program.nodes) if node.name == key), name)
+    keys = [key for key in {**expected, **created} if not _same_values(expected.get(key), created.get(key))]
+    places: list[Any] = [node.where for node in (*part.program.nodes, *whole.program.nodes) if node.name in keys] or [name] * len(keys)
+    pairs = zip(part.building.constants, whole.building.constants, strict=False)
+    places += [where for (where, a), (_, b) in pairs if (a.dtype, a.shape, a.tobytes()) != (b.dtype, b.shape, b.tobytes())]
+    if places:
         raise JobError(
-            f"{name} at {where}: build creates different tensors here for a microbatch and for the batch, so the results would differ; "
+            f"{name} at {places[0]}: build creates different tensors here for a microbatch and for the batch, so the results would differ; "
             f"compute the tensor from tensors of the batch or with flow.full, or use one microbatch"
         )
 
 
 def _same_values(a: Tensor | None, b: Tensor | None) -> bool:
     """Return True if both tensors have the same type, layout and elements on this rank."""
+    if a is b:
+        return True
     if a is None or b is None or (a.tensor_type, a.layout) != (b.tensor_type, b.layout):
         return False
     x, y = ((t if t.layout is None else t.to_local()).detach().numpy() for t in (a, b))
