@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, JobError, PlacementError, ShapeError, user_line
+from jobflow.core.layout import B, Partial
 from jobflow.functional import binary_functions as arithmetic
 from jobflow.functional import comparing, reductions, sampling, sorting, unary_functions
 from jobflow.functional.argument_checks import checks_arguments
@@ -50,19 +51,31 @@ def fill_diagonal_(x: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
 # -------------------------------------------------------------------- Python functions of elements
 
 
+def _unreduced(x: Tensor) -> Tensor:
+    """Return x, whose local elements are elements of the tensor; a partial tensor, of which they are addends, becomes a broadcast one."""
+    if x.layout is None or not any(isinstance(each, Partial) for each in x.layout.sbp):
+        return x
+    return x.to_global(sbp=[B if isinstance(each, Partial) else each for each in x.layout.sbp])
+
+
+def _in_layout_of(x: Tensor, other: Tensor) -> Tensor:
+    return other if other.layout == x.layout or x.layout is None else other.to_global(sbp=list(x.layout.sbp))
+
+
 def _mapped(what: str, x: Tensor, function: Any, *others: Tensor) -> Tensor:
     if not callable(function):
         raise ArgumentError(f"{what} at {user_line()}: callable={function!r} must be a function of numbers")
     refuse_tracing(what, "a Python function of single elements cannot run", "write the function with operations of tensors")
     if x._needs_gradient:
         raise JobError(f"{what} at {user_line()}: {x.tensor_type} requires gradients, which a Python function of numbers does not have; use detach()")
-    columns = [each.array.reshape(-1).tolist() for each in (x, *others)]
+    first = _unreduced(x)
+    columns = [each.array.reshape(-1).tolist() for each in (first, *(_in_layout_of(first, other) for other in others))]
     values = [function(*elements) for elements in zip(*columns, strict=True)]
     try:
-        array = np.asarray(values, x.array.dtype).reshape(x.array.shape)
+        array = np.asarray(values, x.array.dtype).reshape(first.array.shape)
     except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"{what} at {user_line()}: the function must return numbers of type {x.dtype.name}; {error}") from None
-    return written(x, what, Tensor.new(x.tensor_type, x.layout, array))
+    return written(x, what, Tensor.new(x.tensor_type, first.layout, array))
 
 
 def apply_(x: Tensor, callable: Callable[[Any], Any]) -> Tensor:
@@ -76,10 +89,12 @@ def apply_(x: Tensor, callable: Callable[[Any], Any]) -> Tensor:
 def map_(x: Tensor, tensor: Tensor, callable: Callable[[Any, Any], Any]) -> Tensor:
     """Replace each element of x by callable(element, element of `tensor`), with a Python function of two numbers, and return x; this is slow.
 
-    Raises: ShapeError for another shape or layout; JobError as in `apply_`.
+    Raises: ShapeError for another shape, PlacementError for another placement; JobError as in `apply_`.
     """
-    if tensor.shape != x.shape or tensor.layout != x.layout:
-        raise ShapeError(f"map_ at {user_line()}: tensor {tensor.tensor_type} must have the shape and layout of x {x.tensor_type}")
+    if tensor.shape != x.shape:
+        raise ShapeError(f"map_ at {user_line()}: tensor {tensor.tensor_type} must have the shape of x {x.tensor_type}; pass a tensor of this shape")
+    if (None if x.layout is None else x.layout.placement) != (None if tensor.layout is None else tensor.layout.placement):
+        raise PlacementError(f"map_ at {user_line()}: tensor and x must be on the same placement, or both local; convert one of them with to_global")
     return _mapped("map_", x, callable, tensor)
 
 

@@ -29,6 +29,7 @@ from jobflow.functional.values import shown, value_of
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops.index import gather, unsorted_segment_sum
+from jobflow.tensors.convert import gathered
 from jobflow.tensors.state import building_now, state
 from jobflow.tensors.tensor import lasting_array
 
@@ -54,7 +55,7 @@ class SparseTensor(NotDense):
     Created by `sparse_coo_tensor`, `sparse_csr_tensor` and `Tensor.to_sparse`.
     """
 
-    __slots__ = ("_coordinates", "_placed", "_values", "coalesced", "is_sparse_csr", "shape")
+    __slots__ = ("_coordinates", "_copies", "_placed", "_values", "coalesced", "is_sparse_csr", "shape")
 
     def __init__(self, coordinates: Array, values: Tensor, shape: tuple[int, ...], coalesced: bool, csr: bool = False) -> None:
         self._coordinates = coordinates
@@ -62,8 +63,9 @@ class SparseTensor(NotDense):
         self.shape = shape
         self.coalesced = coalesced
         self.is_sparse_csr = csr
-        #: placement of a dense operand, None for local -> rows, columns and values on it
+        #: placement of a dense operand, None for local -> rows and columns on it, and a copy of values from another placement with their version
         self._placed: dict[Placement | None, list[Tensor]] = {}
+        self._copies: dict[Placement | None, tuple[int, Tensor]] = {}
 
     # ---------------------------------------------------------------- facts
 
@@ -296,11 +298,25 @@ class SparseTensor(NotDense):
         key = None if dense.layout is None else dense.layout.placement
         placed = self._placed.get(key)
         if placed is None or building_now() is not None:
-            arrays = [*self._coordinates, *([] if trained else [_array_of(values)])]
-            placed = [constant_for(dense, np.ascontiguousarray(array)) for array in arrays]
+            placed = [constant_for(dense, np.ascontiguousarray(array)) for array in self._coordinates]
             if building_now() is None:
                 self._placed[key] = placed
-        return [*placed, values] if trained else placed
+        if trained:
+            return [*placed, values]
+        if key != (None if local else values.layout.placement):
+            return [*placed, self._copy_of_values(dense, key)]
+        if (building := building_now()) is not None:
+            building.constant(values)
+        return [*placed, values]
+
+    def _copy_of_values(self, dense: Tensor, key: Placement | None) -> Tensor:
+        """Return the values on the placement of a dense operand; a write to the values makes a new copy."""
+        version, copy = self._copies.get(key, (-1, None))
+        if copy is None or version != self._values.version or building_now() is not None:
+            copy = constant_for(dense, _array_of(self._values))
+            if building_now() is None:
+                self._copies[key] = self._values.version, copy
+        return copy
 
     # ---------------------------------------------------------------- other functions
 
@@ -382,11 +398,8 @@ def _replicated(values: Tensor) -> Tensor:
 
 
 def _array_of(values: Tensor) -> Array:
-    """Return the elements of a local or broadcast tensor as an array; zeros on ranks outside of its placement."""
-    if values.layout is None:
-        return lasting_array(values)
-    inside = state().rank.index in values.layout.placement.ranks
-    return values.array if inside else np.zeros(values.tensor_type.shape, values.tensor_type.dtype.numpy)
+    """Return the elements on every rank, also on ranks outside of the placement of the values."""
+    return lasting_array(values) if values.layout is None else gathered(state(), values, "a sparse tensor")
 
 
 def _multiplied(what: str, a: Any, b: Any) -> Tensor:

@@ -108,6 +108,9 @@ class ProgramRecorder(ABC, Generic[T]):
             x._needs_gradient = needs and self.here.grad_enabled and x.tensor_type.dtype.is_float
         return outputs
 
+    def constant(self, x: T) -> None:
+        """Register x, a tensor outside of the user's code that the program may read as a variable; recorders that read any tensor do nothing."""
+
     def update(self, op: Op, inputs: Sequence[T]) -> None:
         """Record an operation that overwrites some of its inputs, as its `alias` lists them."""
         values, _ = self._applied(op, [self.known(x) for x in inputs])

@@ -152,3 +152,19 @@ def test_data_parallel_runs_the_module_on_one_device() -> None:
 def test_spmm_multiplies_dense_matrices() -> None:
     a, b = flow.tensor(X), flow.tensor(X.T.copy())
     np.testing.assert_array_equal(flow.spmm(a, b).numpy(), (a @ b).numpy())
+
+
+def test_products_follow_writes_to_values() -> None:
+    """On ranks, the values have a placement without the first rank."""
+
+    def program(rank: int) -> None:
+        here = flow.placement("cpu", [1, 2])
+        for options in ({}, {"placement": here, "sbp": flow.sbp.split(0)}):
+            values = flow.tensor([1.0, 2.0], **options)
+            a, x = flow.sparse_coo_tensor([[0, 1], [0, 0]], values, (2, 2)).coalesce(), flow.ones(2, 1, **options)
+            for call in (lambda x, a=a: a @ x, flow.compile(lambda x, a=a: a @ x, fullgraph=True)):
+                first = call(x).numpy()
+                a.values().mul_(2)
+                np.testing.assert_array_equal(call(x).numpy(), 2 * first)
+
+    on_ranks(3, program)

@@ -145,6 +145,8 @@ ELEMENTWISE = (
     row("special.logit", "u:ab", eps=0.2),
     row("softmax", "x:abc", 1, dtype=flow.float64),
     row("log_softmax", "x:ab", 0, dtype=flow.float64),
+    row("special.erfcx", "x:ab"),
+    of("special.zeta", "p:ab p:b", lambda x, y: flow.special.zeta(x + 1.5, y)),
 )
 LINEAR_ALGEBRA = (
     row("linalg.inv", "q:abb"),
@@ -203,6 +205,10 @@ LINEAR_ALGEBRA = (
     row("x.trace", "x:ab"),
 )
 PRODUCTS = (
+    row("cov", "x:ab"),
+    row("cov", "x:a", correction=0),
+    of("cov", "x:bc k:c p:c", lambda x, f, a: flow.cov(x, fweights=f + 1, aweights=a)),
+    row("corrcoef", "x:bc"),
     row("addbmm", "x:ab x:cad x:cdb", beta=0.5, alpha=2),
     row("addbmm", "x:b x:cad x:cdb"),
     row("addmv", "x:a x:ab x:b", beta=2, alpha=-1),
@@ -231,6 +237,12 @@ PRODUCTS = (
     of("einsum", "x:abc x:cb", lambda a, b: flow.einsum("...ij,ji", a, b)),
 )
 REARRANGED = (
+    row("gradient", "x:5c"),
+    row("gradient", "x:45", edge_order=2),
+    of("gradient", "x:b5 o:5", lambda x, t: flow.gradient(x, spacing=(t,), dim=1)),
+    row("renorm", "x:ab", 2, 0, 1.0),
+    row("renorm", "x:abc", 1, 2, 0.5),
+    of("as_strided", "x:67", lambda x: x.as_strided((3, 4), (5, 2), 1)),
     *(row(name, "x:ab") for name in ("atleast_1d", "atleast_2d", "atleast_3d", "ravel", "flipud", "fliplr", "diagflat", "msort")),
     *(row(name, "x:") for name in ("atleast_1d", "atleast_3d", "ravel")),
     row("cartesian_prod", "x:a x:b x:c"),
@@ -309,6 +321,14 @@ ORDERED = (
     row("kthvalue", "x:3ab", 2, 0),
 )
 UPDATES = (
+    row("select_scatter", "x:5b x:b", 0, 3),
+    row("select_scatter", "x:ab x:a", 1, -1),
+    row("slice_scatter", "x:6b x:2b", 0, 1, 6, 3),
+    row("slice_scatter", "x:a5 x:a3", 1, 2),
+    row("diagonal_scatter", "x:a44 x:a3", -1, 1, 2),
+    row("diagonal_scatter", "x:cc x:c"),
+    of("put", "x:ab @a:c x:c", lambda x, i, v: x.put(i, v, True)),
+    of("put", "x:5b @b:1 x:1", lambda x, i, v: x.put(i, v)),
     *(
         of(f"scatter_reduce {word} {own}", "x:ab @a:cb x:cb", lambda x, i, v, w=word, s=own: flow.scatter_reduce(x, 0, i, v, w, include_self=s))
         for word in ("sum", "prod", "mean", "amax", "amin")

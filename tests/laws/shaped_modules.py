@@ -97,9 +97,14 @@ IN_PLACE = (
     changed("masked_scatter_", "x:ab b:ab x:cab"),
     of("t_ and mul_", "x:ab", lambda x: x.clone().t_().mul_(2)),
     of("unsqueeze_ and add_", "x:ab x:b", lambda x, v: x.clone().unsqueeze_(1).add_(v)),
+    of("put_", "x:ab @a:c x:c", lambda x, i, v: x.clone().put_(i, v, True)),
+    changed("renorm_", "x:ab", 2, 1, 0.5),
+    of("map_", "n:ab z:ab", lambda x, y: x.clone().map_(y, lambda a, b: a - b)),
     of("apply_", "n:ab", lambda x: x.clone().apply_(lambda v: v + 1)),
 )
 SPARSE = (
+    of("sparse + sparse", "z:ab z:ab", lambda a, b: (a.to_sparse() + b.to_sparse() * 2).to_dense()),
+    of("sparse - sparse", "z:ab z:ab", lambda a, b: (a.to_sparse() - b.to_sparse()).to_dense()),
     of("to_sparse", "z:ab", lambda x: (x.to_sparse().to_dense(), x.to_sparse().values(), flow.sparse.sum(x.to_sparse()))),
     of("to_sparse_csr", "z:ab", lambda x: x.to_sparse_csr().to_dense()),
     of("sparse.mm", "z:ab x:bc", lambda a, x: flow.sparse.mm(a.to_sparse(), x)),
