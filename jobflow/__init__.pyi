@@ -251,7 +251,9 @@ from jobflow.storage.session_variables import load_variables as load_variables
 from jobflow.tensors.tensor import Size as Size
 from jobflow.trainer import model as model
 from jobflow.trainer.model import Model as Model
-from jobflow.typing import FixedTensorDef, MirroredTensorDef, MirroredTensorListDef
+from jobflow.typing import FixedTensorDef as FixedTensorDef
+from jobflow.typing import MirroredTensorDef as MirroredTensorDef
+from jobflow.typing import MirroredTensorListDef as MirroredTensorListDef
 
 __all__ = [
     "acc",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -253,3 +253,13 @@ def hides_elements(x: object) -> bool:
 def type_of(array: Array) -> TensorType:
     """Return the tensor type of an array."""
     return TensorType(tuple(int(n) for n in array.shape), dtype_of(array.dtype))
+
+
+_MOCK = np.zeros(1, np.uint8)
+
+
+@lru_cache(4096)
+def unread(type: TensorType, strides: tuple[int, ...]) -> np.ndarray:
+    """Return a mock array of this type and these strides without memory; it is cached, because layers of a model use equal mocks."""
+    base = _MOCK if type.dtype.itemsize == 1 else np.zeros(1, type.dtype.numpy)
+    return np.lib.stride_tricks.as_strided(base.view(type.dtype.numpy), type.shape, strides, writeable=False)

@@ -9,4 +9,4 @@ Importing this package does not start MPI; `init_process_group` and collectives 
 
 from jobflow.core.lazy_imports import attach as _attach
 
-__getattr__, __dir__, __all__ = _attach(__name__, __file__)
+__getattr__, __dir__ = _attach(__name__, __file__)

@@ -23,7 +23,6 @@ from jobflow.graph.strategy import Strategy
 from jobflow.kernels.machine_class import own_class
 from jobflow.kernels.target import SETTINGS
 from jobflow.runtime.world import environment as variables
-from jobflow.runtime.world import rendezvous
 from jobflow.runtime.world.environment import default_client
 
 #: options of older programs without an effect here; the key of a row is the accepted type, and the default of a call without an argument
@@ -357,11 +356,15 @@ class EnvOptions(_Setters):
     @staticmethod
     def get_local_rank() -> int:
         """Return the rank of this process on its machine."""
+        from jobflow.runtime.world import rendezvous
+
         return rendezvous.local_rank()
 
     @staticmethod
     def get_node_size() -> int:
         """Return the number of machines of the program."""
+        from jobflow.runtime.world import rendezvous
+
         return rendezvous.node_size()
 
     @staticmethod

@@ -3,47 +3,41 @@
 A session starts on first use: a job call, a checkpoint, or access to variables. All registered jobs are traced in the order of their
 declaration. Then the ranks bind their plans, so that all variables exist and are initialized.
 
+Eager tensors read only settings of the session. Functions that start a world or run jobs therefore import the runtime themselves.
+
 Python threads may call jobs concurrently: code of the session holds `scope.lock`, so it runs in one thread at a time.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import ArgumentError, CheckpointError, JobError, PlacementError, user_line
+from jobflow.core.errors import CheckpointError, JobError, PlacementError, user_line
 from jobflow.core.layout import Placement, first_ranks
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
-from jobflow.engine.compiled import Compiled
-from jobflow.engine.expected import ProgramTensors, Unfinished
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
-from jobflow.graph.graph_text import physical_text
-from jobflow.graph.ir import Variable
 from jobflow.kernels.target import Target, target_of
-from jobflow.program.client import assembled
-from jobflow.program.commands import Barrier, ExchangeItems, ReadVariables, WriteVariables
-from jobflow.program.program import StorageChoice
-from jobflow.program.rank_group import compare_programs
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.interrupts import held
 from jobflow.runtime.world.launched import launched
-from jobflow.runtime.world.start import start_world
-from jobflow.runtime.world.world import World
-from jobflow.typing.lazy import Lazy
-from jobflow.typing.signature import Bound
 
 if TYPE_CHECKING:
+    from jobflow.engine.compiled import Compiled
+    from jobflow.engine.expected import ProgramTensors, Unfinished
     from jobflow.engine.job import Job
+    from jobflow.graph.ir import Variable
+    from jobflow.runtime.world.world import World
+    from jobflow.typing.lazy import Lazy
+    from jobflow.typing.signature import Bound
 
 #: Number of calls of a job in which clients compare their arguments.
 CALLS_COMPARED = 3
@@ -190,6 +184,8 @@ class Session:
 
     def start(self) -> World:
         """Return the world of ranks; the first call starts it."""
+        from jobflow.runtime.world.start import start_world
+
         with scope.lock():
             if self.world is None:
                 multi = environment().client == "multi"
@@ -230,7 +226,9 @@ class Session:
         compiled = copy_context().run(job.compile, self, shapes, self._number)
         self._number += 1
         if world.multi:
-            self._compare_programs(world, job, compiled)
+            from jobflow.engine.clients import compare_traced_programs
+
+            compare_traced_programs(world, job, compiled, self.target())
         new = {name: variable for name, variable in compiled.variables.items() if name not in self.variables}
         try:
             self._bind(world, compiled)
@@ -245,36 +243,21 @@ class Session:
         return compiled
 
     def _bind(self, world: World, compiled: Compiled) -> None:
+        from jobflow.program.program import StorageChoice
+
         io_buffers = world.size > 1 and not world.multi and len(set(map(id, compiled.programs))) == 1
         storage = StorageChoice(share=self.settings.share_variables, io_buffers=io_buffers)
         compiled.bind(world, storage, self.target(), self.settings.cache_folder)
-
-    def _compare_programs(self, world: World, job: Job, compiled: Compiled) -> None:
-        """Raise JobError if the clients traced different programs of this job.  Collective over all clients."""
-        lines = [f"kernels: {self.target()}", *"\n".join(map(physical_text, compiled.programs)).splitlines()]
-        exchange = partial(ExchangeItems, about=f"the programs of job {job.name}")
-        if difference := compare_programs(lines, range(world.size), lambda item: world.call(exchange(item))):
-            first, other = difference.ranks
-            raise JobError(
-                f"job {job.name} at {job.where}: ranks {first} and {other} traced different programs; with multi client, run the same script with "
-                f"the same settings on every rank. {difference}"
-            )
 
     def compare_arguments(self, job: Job, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:
         """Raise ArgumentError if clients passed different arguments in one of the first calls; later calls are not compared."""
         world = self.world
         if world is None or not world.multi or self._compared[job.name] >= CALLS_COMPARED:
             return
+        from jobflow.engine.clients import compare_passed_arguments
+
         self._compared[job.name] += 1
-        mine = {name: digest(*map(_print, values)) for name, values in arrays.items()}
-        for rank, others in enumerate(world.call(ExchangeItems(mine, f"the arguments of job {job.name}"))):
-            different = [name for name in mine if others.get(name) != mine[name]]
-            if different:
-                raise ArgumentError(
-                    f'{job.name}({different[0]}=...) at {user_line()}: argument "{different[0]}" differs between ranks '
-                    f"{world.ranks[0].index} and {rank}; with multi client, pass the same whole arrays on "
-                    f"every rank: use the same seed for random inputs"
-                )
+        compare_passed_arguments(world, job, arrays)
 
     def _forget(self, job: Job) -> None:
         """Release the programs of replaced jobs, and the least recently used programs of `job` beyond the limit `compiled_shapes`."""
@@ -318,6 +301,9 @@ class Session:
 
     def read(self, names: Sequence[str]) -> dict[str, Array]:
         """Return the current values of variables as whole arrays."""
+        from jobflow.program.client import assembled
+        from jobflow.program.commands import ReadVariables
+
         with scope.lock():
             assert self.world is not None
             self.settle()
@@ -347,6 +333,8 @@ class Session:
 
     def put(self, values: Mapping[str, Array]) -> None:
         """Set variables without marking bound tensors as out of date; raise CheckpointError if a shape or an element type differs."""
+        from jobflow.program.commands import WriteVariables
+
         assert self.world is not None
         each: list[dict[str, Array]] = [{} for _ in range(self.world.size)]
         for name, value in values.items():
@@ -369,6 +357,8 @@ class Session:
 
     def barrier(self) -> None:
         """Wait until every rank reaches this barrier."""
+        from jobflow.program.commands import Barrier
+
         with scope.lock():
             assert self.world is not None
             self.world.call(Barrier())
@@ -410,18 +400,6 @@ def many_shapes(what: str, limit: int) -> str:
         f"{what} has been called with more than {limit} argument shapes: programs for the least recently used shapes are dropped, "
         f"and compiled again when they are needed; keep more with config.compiled_shapes(n)"
     )
-
-
-def _print(value: Array | Lazy) -> str | memoryview:
-    return value.fingerprint if isinstance(value, Lazy) else np.ascontiguousarray(value).data
-
-
-def digest(*parts: str | memoryview) -> str:
-    """Return the SHA-256 digest of the parts, as hexadecimal digits."""
-    sha = hashlib.sha256()
-    for part in parts:
-        sha.update(part.encode() if isinstance(part, str) else part)
-    return sha.hexdigest()
 
 
 def folded(mesh: tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -7,6 +7,6 @@ of modules.
 from jobflow.core.lazy_imports import attach as _attach
 from jobflow.functional.dispatch import as_public as _as_public
 
-__getattr__, __dir__, __all__ = _attach(__name__, __file__, convert=_as_public)
+__getattr__, __dir__ = _attach(__name__, __file__, convert=_as_public)
 
 import jobflow.functional.tensor_class as _tensor  # noqa: E402, F401 - defines the class of tensors

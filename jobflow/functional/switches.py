@@ -13,7 +13,6 @@ from jobflow.core.errors import ArgumentError, user_line
 from jobflow.functional.casting import CLASSES, set_default_dtype
 from jobflow.functional.devices import checked_device, device
 from jobflow.functional.typed import Tensor
-from jobflow.kernels import blas_threads
 from jobflow.runtime.world.environment import usable_cores
 from jobflow.tensors.state import state
 
@@ -122,11 +121,15 @@ def _threads(what: str, number: Any) -> int:
 
 def set_num_threads(number: int) -> None:
     """Set the number of threads of NumPy's matrix library.  Raises: ArgumentError unless `number` is an integer of at least 1."""
+    from jobflow.kernels import blas_threads  # not needed by other functions
+
     blas_threads.limit(_threads("set_num_threads", number))
 
 
 def get_num_threads() -> int:
     """Return the number of threads of NumPy's matrix library."""
+    from jobflow.kernels import blas_threads
+
     return blas_threads.threads() or len(usable_cores())
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array, TensorType
-from jobflow.functional import einops_backend
+from jobflow.functional import einops_finder
 from jobflow.functional.binary_functions import ArithmeticMethods
 from jobflow.functional.casting import CastingMethods
 from jobflow.functional.comparing import ComparisonMethods
@@ -96,4 +96,4 @@ class Tensor(
 
 
 TensorBase.new = Tensor
-einops_backend.register()
+einops_finder.register()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from jobflow.core.layout import Placement
-from jobflow.core.scope import View
-from jobflow.graph.ir import Value
-from jobflow.graph.traced import Traced
+if TYPE_CHECKING:
+    from jobflow.core.layout import Placement
+    from jobflow.core.scope import View
+    from jobflow.graph.ir import Value
+    from jobflow.graph.traced import Traced
 
 
 class Distribution(Protocol):

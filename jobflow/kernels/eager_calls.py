@@ -12,20 +12,19 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jobflow.core.types import Array, TensorType, dtype_of
 from jobflow.kernels import registry
-from jobflow.kernels.prepared_calls import OneOperationDevice, PreparedCalls, byte_range, prepare
 from jobflow.kernels.registry import Implementation
 from jobflow.kernels.target import CPU, Target
-from jobflow.ops.batch_norm import BatchNormalizeSums
 from jobflow.ops.chain import Chain
-from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Binding, Call, Op, ViewOp
-from jobflow.ops.recurrence_loop import OverTime
-from jobflow.ops.update import Updated
+
+if TYPE_CHECKING:
+    from jobflow.kernels.prepared_calls import OneOperationDevice, PreparedCalls
 
 #: the run that prepares the calls of a small operation, and the run that prepares those of a large one or compiles the operation
 PREPARED, COMPILED = 2, 32
@@ -33,8 +32,6 @@ PREPARED, COMPILED = 2, 32
 SMALL = 64 * 1024
 #: fewest elements of the largest operand for a compiled loop; below, array functions are as fast
 FEWEST = 2048
-#: operations that array functions compute as fast as a compiled loop, or faster, at every size: 1.2 to 3 times on AVX-512
-ARRAY_FUNCTIONS = (AxisSum, BatchNormalizeSums)
 #: layouts of operands for which an operation caches calls; for further layouts it is bound at each run
 MOST_LAYOUTS = 8
 
@@ -51,7 +48,7 @@ def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: S
     compiles = target.tier == "llvm" and _is_faster_compiled(op, max(sizes, default=0))
     if direct is not None and not compiles:
         return EagerCalls(op, direct)
-    if compiles and isinstance(op, OverTime):
+    if compiles and op.compiles_at_once:
         return PreparedLater(op, partial(registry.bind, op, target), target, sum(sizes) <= SMALL, compiled=True)
     return PreparedLater(op, direct or partial(registry.bind, op, CPU), target if compiles else CPU, sum(sizes) <= SMALL)
 
@@ -59,7 +56,7 @@ def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: S
 def _chain_calls(chain: Chain, target: Target, inputs: Sequence[TensorType]) -> EagerCalls:
     types = chain.types(*inputs)
     compiles = any(_compiles(step.op, target, [types[i] for i in (*step.inputs, *step.outputs)]) for step in chain.steps)
-    first = target if compiles and any(isinstance(step.op, OverTime) for step in chain.steps) else CPU
+    first = target if compiles and any(step.op.compiles_at_once for step in chain.steps) else CPU
     small = sum(type.size for type in types.values()) <= SMALL
     return PreparedLater(chain, partial(bind, chain, first), target if compiles else CPU, small, compiled=first is not CPU)
 
@@ -70,16 +67,14 @@ def _compiles(op: Op, target: Target, types: Sequence[TensorType]) -> bool:
 
 def _is_faster_compiled(op: Op, largest: int) -> bool:
     """Return True if a compiled loop is faster than array functions for operands of at most `largest` elements."""
-    if isinstance(op, Updated):  # one loop replaces several array functions, at every size
-        return True
-    return largest >= FEWEST and not isinstance(op, ARRAY_FUNCTIONS)
+    return op.faster_compiled == "always" or (op.faster_compiled == "if large" and largest >= FEWEST)
 
 
 def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     """Prepare the calls of the best implementation; in contrast to plans, small updates run as compiled loops."""
     if isinstance(op, Chain):
         return _bind_chain(op, target, device, inputs, outputs)
-    if target is not CPU and isinstance(op, Updated):
+    if target is not CPU and op.faster_compiled == "always":
         loop: Implementation = import_module("jobflow.kernels.compiled_loops").CompiledLoop(fewest=1)
         if loop.refuses(op, inputs, outputs) is None:
             return loop.bind(op, device, inputs, outputs)
@@ -185,6 +180,8 @@ class PreparedLater(EagerCalls):
             return None
         key = tuple([a.strides for a in inputs])
         if key not in known.calls and len(known.calls) < MOST_LAYOUTS:
+            from jobflow.kernels.prepared_calls import prepare  # an operation that runs once needs none
+
             target = self.target if known.runs >= self._last else CPU
             known.calls[key] = prepare(partial(bind, self._op, target), inputs, outputs)
         calls = known.calls.get(key)
@@ -196,6 +193,8 @@ class PreparedLater(EagerCalls):
         """Return True if an input that is updated in place may share memory with another input."""
         if all(a.base is None for a in inputs):  # every array owns its memory
             return len(set(map(id, inputs))) < len(inputs)
+        from jobflow.kernels.prepared_calls import byte_range
+
         ranges = [byte_range(a) for a in inputs]
         for i in self._written:
             low, high = ranges[i]

@@ -26,7 +26,6 @@ from jobflow.functional.dispatch import in_job, named_in
 from jobflow.functional.dispatch import is_tensor as is_tensor
 from jobflow.functional.nn_base import composing
 from jobflow.functional.tensor_class import Tensor as EagerTensor
-from jobflow.tensors.job_recorder import NOT_OF_THE_JOB, recorded
 from jobflow.tensors.parameters import Roles, described, tensors_of
 from jobflow.tensors.state import building_now
 
@@ -152,6 +151,8 @@ def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
     body, function = scope.current().interpreter, roles.function
     if body is None or hasattr(body, "takes_tensors") or building_now() is not None:
         return function(*arguments, **named) if hasattr(body, "takes_tensors") else _elsewhere(function, roles, "", arguments, named)
+    from jobflow.tensors.job_recorder import recorded
+
     at, name = roles.name
     name = named.pop("name", name)
     if named or not roles.least <= len(arguments) <= at:
@@ -207,6 +208,8 @@ def of_kinds(function: Function, word: str) -> Function:
 
 
 def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    from jobflow.tensors.job_recorder import NOT_OF_THE_JOB
+
     roles.check_kinds(arguments, named)
     for name, passed in roles.named_arguments(arguments, named):
         if isinstance(passed, TensorOperators):

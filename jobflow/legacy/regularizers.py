@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, user_line
-from jobflow.legacy.optimizer.option_ranges import is_number
 
 
 @dataclass(frozen=True)
@@ -17,6 +16,8 @@ class Regularizer:
 
 def l1_l2(l1: float = 0.01, l2: float = 0.01) -> Regularizer:
     """Return a regularizer that adds l1 * sign(w) + l2 * w to the gradient."""
+    from jobflow.legacy.optimizer.option_ranges import is_number  # most programs have no regularizers
+
     for name, value in (("l1", l1), ("l2", l2)):
         if not is_number(value):
             raise ConfigError(f"regularizers at {user_line()}: {name} must be a number, not {value!r}")

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from numbers import Integral
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, user_line
 from jobflow.core.layout import Sbp, Split
 from jobflow.core.types import DType, Tensor, TensorType, float32
 from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
-from jobflow.engine.staged_job import StagedBody
 from jobflow.expressions.philox import random_stream
 from jobflow.graph.ir import Variable
 from jobflow.legacy.initializers import Initializer, from_conf
@@ -30,13 +29,16 @@ from jobflow.ops.scalar import Detach
 from jobflow.ops.source import ReadVariable
 from jobflow.tensors.parameters import described
 
+if TYPE_CHECKING:
+    from jobflow.engine.staged_job import StagedBody
+
 
 def current_job(what: str) -> StagedBody:
     """Return the job being traced; raise JobError outside of a job."""
     interpreter = scope.current().interpreter
     if interpreter is None:
         raise JobError(f"{what} at {user_line()}: called outside a job; call it in the body of a function decorated with global_function")
-    return cast(StagedBody, interpreter)
+    return cast("StagedBody", interpreter)
 
 
 def layer_name(job: StagedBody, prefix: str) -> str:

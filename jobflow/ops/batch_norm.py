@@ -241,6 +241,8 @@ class BatchNormalizeSums(NormalizeSums):
     """
 
     results = 3
+    #: array functions are 1.2 to 3 times as fast on AVX-512
+    faster_compiled = "never"
 
     def infer(self, dy: TensorType, x: TensorType, mean: TensorType, variance: TensorType) -> tuple[TensorType, ...]:
         return mean, mean, mean

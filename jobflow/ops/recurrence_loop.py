@@ -40,6 +40,7 @@ class OverTime(Op):
     """Base class of recurrences and their gradients, whose inputs and outputs have names."""
 
     abstract = True
+    compiles_at_once = True
     reverse: bool = False
     #: True if the inputs include initial states
     starts: bool = False

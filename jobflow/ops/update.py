@@ -45,6 +45,8 @@ class Updated(Op):
     """
 
     pure: ClassVar[bool] = False
+    #: one loop replaces several array functions
+    faster_compiled = "always"
     #: True if the update is elementwise
     flat: ClassVar[bool] = True
     #: tensors among the inputs besides the variables

@@ -1,11 +1,5 @@
-"""Optimizers over tensors, local or global, and learning rate schedules."""
+"""Optimizers over tensors, local or global, and learning rate schedules; `__init__.pyi` lists the names."""
 
-from jobflow.core.lazy_imports import add_aliases
-from jobflow.optim import lr_scheduler as lr_scheduler
-from jobflow.optim.moment_optimizers import *
-from jobflow.optim.optimizer import Optimizer as Optimizer
-from jobflow.optim.optimizers import *
-from jobflow.optim.quasi_newton import LBFGS as LBFGS
-from jobflow.optim.table_optimizers import SparseAdam as SparseAdam
+from jobflow.core.lazy_imports import attach as _attach
 
-add_aliases(__name__, "jobflow.optim")
+__getattr__, __dir__ = _attach(__name__, __file__)

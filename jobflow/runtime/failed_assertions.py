@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jobflow.core.errors import JobflowError, SourceLine
 from jobflow.ops.runtime_assertions import RuntimeAssertion
-from jobflow.plan.plan import Compute, Instruction
 from jobflow.runtime.device.device import Device
+
+if TYPE_CHECKING:
+    from jobflow.plan.plan import Compute, Instruction
 
 
 class FailedAssertion(NamedTuple):
@@ -41,11 +43,15 @@ class Note:
 
 def checks(body: Sequence[Instruction]) -> bool:
     """Return True if the body of a plan contains a runtime assertion."""
+    from jobflow.plan.plan import Compute  # eager operations have no plan
+
     return any(isinstance(instruction, Compute) and isinstance(instruction.op, RuntimeAssertion) for instruction in body)
 
 
 def failed_assertion(body: Sequence[Instruction], instruction: Compute, rank: int, error: JobflowError) -> FailedAssertion:
     """Return the failed assertion of `instruction` in this body on a rank."""
+    from jobflow.plan.plan import Compute
+
     at = next(i for i, other in enumerate(body) if other is instruction)
     before = max((other.order for other in body[:at] if not isinstance(other, Compute)), default=-1)
     return FailedAssertion(before, rank, type(error), located(error, instruction.where))

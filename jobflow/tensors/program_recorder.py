@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import jobflow.core.scope as scope
-from jobflow.compiler.rank.views import unread
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout, Placement
-from jobflow.core.types import Array, contiguous_strides
+from jobflow.core.types import Array, contiguous_strides, unread
 from jobflow.ops.axes import Reshape, Transpose
 from jobflow.ops.op import Op, ViewOp
 from jobflow.ops.scalar import Detach

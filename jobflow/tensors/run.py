@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.compiler.layouts.choose import Case, Operand, choose
-from jobflow.compiler.rank.local import on_rank
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, called_function, user_line
 from jobflow.core.layout import B, Layout, Partial, Placement
@@ -190,6 +188,9 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
             calls=eager_calls(op, target(), [x.tensor_type for x in inputs], types),
             allocators=tuple(map(POOL.allocator, types)),
         )
+    from jobflow.compiler.layouts.choose import Case, Operand, choose  # local tensors need no layouts
+    from jobflow.compiler.rank.local import on_rank
+
     layouts = [x.layout for x in inputs if x.layout is not None]
     operands = tuple(Operand(x.tensor_type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
     choice = choose(Case(op, operands, placement.mesh, at_once=True))

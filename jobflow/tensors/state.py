@@ -18,7 +18,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import float32
-from jobflow.engine.session import current_session, environment
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world import launched as launch
@@ -184,6 +183,8 @@ def _rank() -> Rank:
     """
     if launch.launched() is None:
         return SoloWorld(CpuDevice()).ranks[0]
+    from jobflow.engine.session import current_session, environment
+
     session = current_session()
     if not session.started:
         environment().client = "multi"

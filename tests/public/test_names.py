@@ -114,8 +114,15 @@ def test_functions_of_tensors_are_names_of_flow() -> None:
 
 
 def test_nn_has_all_modules() -> None:
-    classes = {name for name, value in vars(flow.nn.modules).items() if isinstance(value, type) and not name.startswith("_")}
+    classes = {name for name in dir(flow.nn.modules) if isinstance(getattr(flow.nn.modules, name), type) and not name.startswith("_")}
     assert len(classes) > 80 and classes - set(dir(flow.nn)) == set()
+
+
+def test_layers_name_the_job_function_of_the_same_name() -> None:
+    for home in ("convolution", "loss_functions", "normalization"):
+        functions = vars(importlib.import_module(f"jobflow.legacy.{home}"))
+        shared = {name for name in dir(flow.nn.modules) if name in functions and isinstance(getattr(flow.nn.modules, name), type)}
+        assert {name for name in shared if getattr(flow.nn.modules, name).job_functions != f"jobflow.legacy.{home}"} == set()
 
 
 @pytest.mark.parametrize("owner", [flow.Tensor, flow.ones(1)], ids=["class", "tensor"])

@@ -14,7 +14,7 @@ import numpy as np
 
 from jobflow.compiler.rank.local import LocalInstruction, LocalValue
 from jobflow.core.dataclass import dataclass
-from jobflow.core.types import TensorType, contiguous_strides
+from jobflow.core.types import TensorType, contiguous_strides, unread
 from jobflow.ops.op import Op, ViewOp
 
 #: Memory orders of values that are not C-ordered: axes from outermost to innermost.
@@ -108,16 +108,6 @@ def is_free(step: LocalInstruction, window_of: Mapping[LocalValue, StridedWindow
 def _same(a: StridedWindow, b: StridedWindow, type: TensorType) -> bool:
     same_strides = all(n <= 1 or s == t for n, s, t in zip(type.shape, a.strides, b.strides, strict=True))
     return a.root is b.root and a.offset == b.offset and same_strides
-
-
-_MOCK = np.zeros(1, np.uint8)
-
-
-@lru_cache(4096)
-def unread(type: TensorType, strides: tuple[int, ...]) -> np.ndarray:
-    """Return a mock array of this type and these strides without memory; it is cached, because layers of a model use equal mocks."""
-    base = _MOCK if type.dtype.itemsize == 1 else np.zeros(1, type.dtype.numpy)
-    return np.lib.stride_tricks.as_strided(base.view(type.dtype.numpy), type.shape, strides, writeable=False)
 
 
 def is_dense(type: TensorType, window: StridedWindow) -> bool:

@@ -9,6 +9,7 @@ from jobflow.functional import nn_activations as F
 from jobflow.functional import nn_noise as noise
 from jobflow.functional.creation import full
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import OfOne, WithOptions
 from jobflow.nn.parameter import Parameter
@@ -155,3 +156,6 @@ class PReLU(Module):
 
     def extra_repr(self) -> str:
         return f"num_parameters={self.num_parameters}"
+
+
+check_layers(globals())

@@ -16,6 +16,7 @@ from jobflow.functional.nn_base import flag, real, whole
 from jobflow.functional.reductions import argmax, mean
 from jobflow.functional.shapes import squeeze, unsqueeze
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.container import ModuleList, Sequential
 from jobflow.nn.modules.linear_layers import Linear
 from jobflow.nn.modules.module import Module
@@ -121,3 +122,6 @@ class AdaptiveLogSoftmaxWithLoss(Module):
 def _picked(logs: Tensor, labels: Tensor) -> Tensor:
     """Return the element of each row at the index of its label."""
     return squeeze(logs.gather(1, unsqueeze(labels.long(), 1)), 1)
+
+
+check_layers(globals())

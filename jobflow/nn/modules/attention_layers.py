@@ -13,6 +13,7 @@ from jobflow.functional.reductions import mean
 from jobflow.functional.shapes import squeeze, unsqueeze
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.linear_layers import Linear
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
@@ -124,3 +125,6 @@ class MultiheadAttention(Module):
         if query.ndim == 2:
             return squeeze(output, 0), None if shown is None else squeeze(shown, 0)
         return output if self.batch_first else F.swap_first_axes(output), shown
+
+
+check_layers(globals())

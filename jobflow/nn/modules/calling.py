@@ -15,6 +15,7 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.engine.body import JobBody
 from jobflow.functional.tensor_class import Tensor
 from jobflow.tensors.job_recorder import Called, recorded, recorder_of
+from jobflow.tensors.job_recorder import is_body as is_body
 
 if TYPE_CHECKING:
     from jobflow.nn.modules.module import Module

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 
@@ -237,3 +238,6 @@ class ParameterDict(_Keyed):
 
 def _shown(parameters: Mapping[str, Parameter | None]) -> str:
     return "\n".join(f"({name}): Parameter {p.tensor_type if p is not None else None}" for name, p in parameters.items())
+
+
+check_layers(globals())

@@ -13,6 +13,7 @@ from jobflow.functional.nn_base import Sizes, flag, one_of, sizes, whole
 from jobflow.functional.nn_shapes import pad
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.option_modules import WithOptions
 from jobflow.nn.parameter import Parameter
 
@@ -137,3 +138,6 @@ class ConvTranspose2d(_Transposed, spatial=2, function=F.conv_transpose2d):
 
 class ConvTranspose3d(_Transposed, spatial=3, function=F.conv_transpose3d):
     """Transposed convolution of [n, in, d, h, w], the gradient of Conv3d for its input, with weights [in, out / groups, kd, kh, kw]."""
+
+
+check_layers(globals())

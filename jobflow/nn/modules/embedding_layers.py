@@ -10,6 +10,7 @@ from jobflow.functional.creation import empty
 from jobflow.functional.nn_base import one_of, real, whole
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 from jobflow.tensors.state import state
@@ -197,3 +198,6 @@ class EmbeddingBag(_Table):
     def extra_repr(self) -> str:
         last = ", include_last_offset=True" if self.include_last_offset else ""
         return f"{super().extra_repr()}, mode={self.mode!r}{last}"
+
+
+check_layers(globals())

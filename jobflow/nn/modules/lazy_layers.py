@@ -9,6 +9,7 @@ from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
 from jobflow.functional.dispatch import in_job
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules import moving
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.conv_layers import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from jobflow.nn.modules.lazy_parameters import UninitializedBuffer, UninitializedParameter, is_lazy
 from jobflow.nn.modules.linear_layers import Linear
@@ -203,3 +204,6 @@ class LazyInstanceNorm3d(_Lazy):
     """An InstanceNorm3d whose `num_features` is the number of channels of the first input."""
 
     becomes, missing = InstanceNorm3d, "num_features"
+
+
+check_layers(globals())

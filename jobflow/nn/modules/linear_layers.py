@@ -14,6 +14,7 @@ from jobflow.functional.nn_base import real
 from jobflow.functional.shapes import flatten, reshape
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import OfOne, WithOptions
 from jobflow.nn.parameter import Parameter
@@ -168,3 +169,6 @@ class PairwiseDistance(Module):
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         return F.pairwise_distance(x1, x2, self.norm, self.eps, self.keepdim)
+
+
+check_layers(globals())

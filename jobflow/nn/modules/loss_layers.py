@@ -12,6 +12,7 @@ from jobflow.functional import nn_classes, nn_ctc, nn_losses
 from jobflow.functional import nn_margin_losses as margins
 from jobflow.functional.nn_base import chosen_reduction, one_of
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.option_modules import WithOptions
 
 __all__ = [
@@ -49,12 +50,14 @@ class _Loss(WithOptions):
 
 
 class MSELoss(_Loss, function=nn_losses.mse_loss):
+    job_functions = "jobflow.legacy.loss_functions"
     size_average: InitVar[bool | None] = None
     reduce: InitVar[bool | None] = None
     reduction: str = "mean"
 
 
 class L1Loss(_Loss, function=nn_losses.l1_loss):
+    job_functions = "jobflow.legacy.loss_functions"
     size_average: InitVar[bool | None] = None
     reduce: InitVar[bool | None] = None
     reduction: str = "mean"
@@ -73,6 +76,7 @@ class HuberLoss(_Loss, function=nn_losses.huber_loss):
 
 
 class BCELoss(_Loss, function=nn_losses.binary_cross_entropy):
+    job_functions = "jobflow.legacy.loss_functions"
     tensors = ("weight",)
     weight: InitVar[Tensor | None] = None
     size_average: InitVar[bool | None] = None
@@ -81,6 +85,7 @@ class BCELoss(_Loss, function=nn_losses.binary_cross_entropy):
 
 
 class BCEWithLogitsLoss(_Loss, function=nn_losses.binary_cross_entropy_with_logits):
+    job_functions = "jobflow.legacy.loss_functions"
     tensors = ("weight", "pos_weight")
     weight: InitVar[Tensor | None] = None
     size_average: InitVar[bool | None] = None
@@ -90,6 +95,7 @@ class BCEWithLogitsLoss(_Loss, function=nn_losses.binary_cross_entropy_with_logi
 
 
 class KLDivLoss(_Loss, function=nn_losses.kl_div):
+    job_functions = "jobflow.legacy.loss_functions"
     reductions = ("mean", "sum", "none", "batchmean")
     size_average: InitVar[bool | None] = None
     reduce: InitVar[bool | None] = None
@@ -111,6 +117,7 @@ class HingeEmbeddingLoss(_Loss, function=nn_losses.hinge_embedding_loss):
 
 
 class MarginRankingLoss(_Loss, function=nn_losses.margin_ranking_loss):
+    job_functions = "jobflow.legacy.loss_functions"
     margin: float = 0.0
     size_average: InitVar[bool | None] = None
     reduce: InitVar[bool | None] = None
@@ -125,6 +132,7 @@ class CosineEmbeddingLoss(_Loss, function=nn_losses.cosine_embedding_loss):
 
 
 class TripletMarginLoss(_Loss, function=nn_losses.triplet_margin_loss):
+    job_functions = "jobflow.legacy.loss_functions"
     margin: float = 1.0
     p: float = 2.0
     eps: float = 1e-6
@@ -215,3 +223,6 @@ class CTCLoss(_Loss, function=nn_ctc.ctc_loss):
 
     def forward(self, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any) -> Tensor:  # type: ignore[override]
         return type(self).function(log_probs, targets, input_lengths, target_lengths, **self._options())
+
+
+check_layers(globals(), "_Loss")

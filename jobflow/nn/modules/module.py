@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any, ClassVar, Self
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.types import DType, bfloat16, float16, float32, float64
-from jobflow.engine.body import JobBody
 from jobflow.functional.dispatch import in_job
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.promotion import cast
@@ -17,7 +17,6 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules import moving
 from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.backward_hooks import HookedCall
-from jobflow.nn.modules.calling import called_in_body
 from jobflow.nn.modules.forward_hooks import WithKeywords, add_hook, changed_inputs
 from jobflow.nn.parameter import Parameter
 from jobflow.tensors.in_place_writes import zero_gradient
@@ -43,12 +42,14 @@ class Module:
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
 
-    #: the job function with the name of the class
-    job_function: ClassVar[Callable[..., Any] | None] = None
+    #: the module with the job function that replaces the class in the body of a job; not inherited
+    job_functions: ClassVar[str] = ""
 
     def __new__(cls, *inputs: Any, **named: Any) -> Any:
-        function = cls.__dict__.get("job_function")
-        return super().__new__(cls) if function is None or not in_job() else function(*inputs, **named)
+        functions = cls.__dict__.get("job_functions")
+        if not functions or not in_job():
+            return super().__new__(cls)
+        return getattr(import_module(functions), cls.__name__)(*inputs, **named)
 
     def __init__(self) -> None:
         vars(self).update(
@@ -77,8 +78,11 @@ class Module:
     def _call(self, *inputs: Any, **named: Any) -> Any:
         """Run `forward` and the hooks of the module, and return the output."""
         own, building, now = vars(self), building_now(), scope.current()
-        if building is None and isinstance(now.interpreter, JobBody):
-            return called_in_body(now.interpreter, self, inputs, named)
+        if building is None and now.interpreter is not None:
+            from jobflow.nn.modules.calling import called_in_body, is_body  # eager modules need no jobs
+
+            if is_body(now.interpreter):
+                return called_in_body(now.interpreter, self, inputs, named)
         for hook in tuple(own["_before"].values()):
             inputs, named = changed_inputs(self, hook, inputs, named)
         backward = self._hooked_call(building)

@@ -13,6 +13,7 @@ from jobflow.functional.creation import ones, zeros
 from jobflow.functional.nn_base import flag, shape_of_rows
 from jobflow.functional.shapes import squeeze, unsqueeze
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import OfOne, WithOptions
 from jobflow.nn.parameter import Parameter
@@ -119,6 +120,7 @@ class _InstanceNorm(_BatchStatistics, shared=True):
 
 
 class InstanceNorm1d(_InstanceNorm, ndims=(2, 3)):
+    job_functions = "jobflow.legacy.normalization"
     """Normalization of [n, c, l] or [c, l] to mean 0 and variance 1 per sample and channel (Ulyanov et al. 2016).
 
     With `affine`, the result is multiplied by weight, and bias is added. With `track_running_stats`, evaluation uses running statistics.
@@ -128,9 +130,13 @@ class InstanceNorm1d(_InstanceNorm, ndims=(2, 3)):
 class InstanceNorm2d(_InstanceNorm, ndims=(3, 4)):
     """Normalization of [n, c, h, w] per sample and channel; see InstanceNorm1d."""
 
+    job_functions = "jobflow.legacy.normalization"
+
 
 class InstanceNorm3d(_InstanceNorm, ndims=(4, 5)):
     """Normalization of [n, c, d, h, w] per sample and channel; see InstanceNorm1d."""
+
+    job_functions = "jobflow.legacy.normalization"
 
 
 class LocalResponseNorm(OfOne, function=F.local_response_norm):
@@ -143,6 +149,7 @@ class LocalResponseNorm(OfOne, function=F.local_response_norm):
 
 
 class GroupNorm(Module):
+    job_functions = "jobflow.legacy.normalization"
     """Normalization of [n, c, ...] to mean 0 and variance 1 in each of `num_groups` groups of channels (Wu and He 2018).
 
     With `affine`, each channel is multiplied by its weight, and its bias is added. Raises: ArgumentError unless `num_groups` divides `num_channels`.
@@ -219,3 +226,6 @@ class RMSNorm(Module):
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+check_layers(globals(), "_BatchNorm", "_InstanceNorm")

@@ -12,6 +12,7 @@ from jobflow.functional import nn_shapes as shapes
 from jobflow.functional import nn_windows as windows
 from jobflow.functional.nn_base import Sizes, sizes
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.option_modules import OfOne, WithSettings
 
 __all__ = [
@@ -185,6 +186,7 @@ class UpsamplingBilinear2d(Upsample):
 class PixelShuffle(OfOne, function=shapes.pixel_shuffle):
     """A rearrangement of channels into pixels, [..., c * r^2, h, w] -> [..., c, h * r, w * r] with r = upscale_factor."""
 
+    job_functions = "jobflow.legacy.convolution"
     upscale_factor: int
 
 
@@ -293,3 +295,6 @@ class ReflectionPad3d(_Border, spatial=3, mode="reflect"):
 
 class ReplicationPad3d(_Border, spatial=3, mode="replicate"):
     """Padding of the last three axes by repetition of the edge."""
+
+
+check_layers(globals())

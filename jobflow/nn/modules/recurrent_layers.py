@@ -18,6 +18,7 @@ from jobflow.functional.selecting import index_select
 from jobflow.functional.shapes import reshape, squeeze, transpose, unsqueeze
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
 
@@ -352,3 +353,6 @@ class GRUCell(RNNCellBase):
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         result: Tensor = self._step(input, hx)
         return result
+
+
+check_layers(globals())

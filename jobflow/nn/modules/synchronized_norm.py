@@ -13,6 +13,7 @@ from jobflow.functional.group_arguments import ranks_of
 from jobflow.functional.group_collectives import Group
 from jobflow.functional.joining import cat
 from jobflow.functional.tensor_class import Tensor
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.norm_layers import _BatchNorm
 from jobflow.tensors.state import building_now, running
@@ -120,3 +121,6 @@ class SyncBatchNorm(_BatchNorm):
         for name, child in list(module.named_children()):
             result.add_module(name, cls.convert_sync_batchnorm(child, process_group))
         return result
+
+
+check_layers(globals())

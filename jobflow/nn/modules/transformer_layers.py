@@ -16,6 +16,7 @@ from jobflow.functional.selecting import triu
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
 from jobflow.nn.modules.attention_layers import MultiheadAttention
+from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.container import ModuleList
 from jobflow.nn.modules.linear_layers import Dropout, Linear
 from jobflow.nn.modules.module import Module
@@ -296,3 +297,6 @@ class Transformer(Module):
         if whole("Transformer.generate_square_subsequent_mask", "sz", sz) < 0:
             raise ArgumentError(f"Transformer.generate_square_subsequent_mask at {user_line()}: sz must not be negative; got {sz}")
         return triu(full((sz, sz), -math.inf, device=device, dtype=dtype), 1)
+
+
+check_layers(globals())

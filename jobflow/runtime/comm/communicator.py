@@ -22,12 +22,14 @@ different operations, all of them raise DivergedError.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from jobflow.core.layout import Reduction
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
-from jobflow.plan.traffic import Traffic
+
+if TYPE_CHECKING:
+    from jobflow.plan.traffic import Traffic
 
 #: Called after each wait of a rank for others with its begin and end in seconds of time.perf_counter().
 Waited: TypeAlias = Callable[[float, float], None]

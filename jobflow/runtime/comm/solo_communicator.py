@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jobflow.core.errors import AbortedError, PlacementError, PlanError
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
-from jobflow.plan.traffic import Traffic
 from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers, Waited
 from jobflow.runtime.device.device import Device
+
+if TYPE_CHECKING:
+    from jobflow.plan.traffic import Traffic
 
 
 def copying(source: Array, target: Array) -> list[Call]:

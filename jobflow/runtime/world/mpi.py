@@ -27,7 +27,7 @@ from jobflow.runtime.comm.mpi_communicator import MpiCommunicator, MpiSettings
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.waits import PlainCounter, WaitEdge
 from jobflow.runtime.device.device import Device
-from jobflow.runtime.device.numpy_device import CpuDevice
+from jobflow.runtime.device.numpy_device import cpu_device
 from jobflow.runtime.thread_start import check_space, has_limit
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import launched as launch
@@ -40,11 +40,6 @@ from jobflow.runtime.world.world import Command, Rank, each_argument
 
 #: bytes of address space for the library and the start of MPI
 MPI_SPACE = 64 << 20
-
-
-def cpu_device(local: int) -> Device:
-    """Return the device of the rank number `local` on its node; all CPU devices are equal."""
-    return CpuDevice()
 
 
 class MpiProcess:

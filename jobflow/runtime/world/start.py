@@ -5,10 +5,9 @@ from __future__ import annotations
 from jobflow.core.notices import notice
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.device.device import Device
+from jobflow.runtime.device.numpy_device import cpu_device
 from jobflow.runtime.world import launched as launch
-from jobflow.runtime.world.mpi import MpiWorld, cpu_device
 from jobflow.runtime.world.solo import SoloWorld
-from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import World
 
 
@@ -24,6 +23,8 @@ def start_world(tag: str, requested: int | None, *, multi: bool = False) -> Worl
     if tag == "gpu" and first and not cuda.available():
         notice('there is no GPU: "gpu" placements run on CPU ranks')
     if started is not None:
+        from jobflow.runtime.world.mpi import MpiWorld  # each kind of world is imported where it is used
+
         if requested is not None and requested != started.size and first:
             notice(f"the program requests {requested} devices but {started.launcher} started {started.size} ranks: it runs on {started.size}")
         world = MpiWorld(started, make, multi=multi)
@@ -31,7 +32,11 @@ def start_world(tag: str, requested: int | None, *, multi: bool = False) -> Worl
             world.serve()
         return world
     devices = [make(i) for i in range(requested or 1)]
-    return SoloWorld(devices[0]) if len(devices) == 1 else ThreadsWorld(devices)
+    if len(devices) == 1:
+        return SoloWorld(devices[0])
+    from jobflow.runtime.world.threads import ThreadsWorld
+
+    return ThreadsWorld(devices)
 
 
 def gpu_device(local: int) -> Device:
