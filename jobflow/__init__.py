@@ -21,12 +21,12 @@ _interrupts.install()  # before other imports, which take longer
 from jobflow.compat.torch_paths import PATHS as _PATHS  # noqa: E402
 from jobflow.core.lazy_imports import attach as _attach  # noqa: E402
 from jobflow.core.version import __version__ as __version__  # noqa: E402
-from jobflow.runtime.world import launched as _launch  # noqa: E402
+from jobflow.runtime.world.environment import launched as _launched  # noqa: E402
 
 __getattr__, __dir__ = _attach(__name__, __file__, {"layout": "jobflow.core.layout", "session": "jobflow.engine.session", **_PATHS})
 
 # A process of a launch with several processes must not exit, or fail, alone.
-if _launch.launched() is not None:
+if _launched() is not None:
     from jobflow.runtime.world.mpi import guard as _guard
 
     _guard()

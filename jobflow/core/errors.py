@@ -25,7 +25,6 @@ The second bases are the kinds of exception that programs written for the legacy
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Iterable
@@ -287,7 +286,11 @@ def _is_standard(file: str) -> bool:
 def did_you_mean(name: str, legal: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the legal name closest to `name`, or an empty string."""
     names = sorted(legal)
-    close = [one for one in names if one.lower() == name.lower()] or difflib.get_close_matches(name, names, n=1)
+    if not names:
+        return ""
+    from difflib import get_close_matches  # programs without errors need none
+
+    close = [one for one in names if one.lower() == name.lower()] or get_close_matches(name, names, n=1)
     return f'; did you mean "{close[0]}"?' if close else ""
 
 

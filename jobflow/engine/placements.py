@@ -20,7 +20,7 @@ from jobflow.core.errors import PlacementError, SbpError, user_line
 from jobflow.core.layout import MAX, MIN, Broadcast, Partial, Placement, Sbp, Split
 from jobflow.core.notices import notice
 from jobflow.runtime.device import cupy_device as cuda
-from jobflow.runtime.world.launched import launched
+from jobflow.runtime.world.environment import launched
 
 TAGS = ("cpu", "cuda")
 #: largest number of axes of a tensor with a split

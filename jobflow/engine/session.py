@@ -28,7 +28,7 @@ from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Setti
 from jobflow.kernels.target import Target, target_of
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.interrupts import held
-from jobflow.runtime.world.launched import launched
+from jobflow.runtime.world.environment import launched
 
 if TYPE_CHECKING:
     from jobflow.engine.compiled import Compiled

@@ -11,7 +11,6 @@ Groups of 64 allow computing a contiguous range without shuffling words.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from functools import cache
 from typing import TypeAlias
@@ -38,7 +37,9 @@ ROWS = 1 << 18
 @cache
 def key_of(seed: int, name: str) -> Key:
     """Return the Philox key, two 32-bit words, of a seed and of the stable name of a random tensor."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    from hashlib import blake2b  # imports OpenSSL
+
+    digest = blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 

@@ -7,7 +7,7 @@ different numbers of local tensors.
 
 from __future__ import annotations
 
-import secrets
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,7 +99,7 @@ def new_seed() -> int:
     """Return a random seed from the operating system, equal on all ranks."""
     here = state()
     with meeting(here, here.rank.comm, zlib.crc32(b"seed"), lambda: f"seed at {user_line()}"):
-        seeds: list[int] = here.rank.comm.exchange(secrets.randbits(62))
+        seeds: list[int] = here.rank.comm.exchange(int.from_bytes(os.urandom(8), "little") >> 2)
     return seeds[0]
 
 

@@ -19,7 +19,6 @@ import jobflow.core.scope as scope
 import jobflow.functional as functional
 from jobflow.core.errors import NOT_A_TENSOR, ArgumentError, DtypeError, JobError, JobflowError, ShapeError, user_line
 from jobflow.core.types import Tensor
-from jobflow.engine.job_tensor import JobTensor
 from jobflow.engine.operators import TensorOperators
 from jobflow.functional.dispatch import all_of as all_of
 from jobflow.functional.dispatch import in_job, named_in
@@ -151,6 +150,7 @@ def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
     body, function = scope.current().interpreter, roles.function
     if body is None or hasattr(body, "takes_tensors") or building_now() is not None:
         return function(*arguments, **named) if hasattr(body, "takes_tensors") else _elsewhere(function, roles, "", arguments, named)
+    from jobflow.engine.job_tensor import JobTensor  # eager tensors need no jobs
     from jobflow.tensors.job_recorder import recorded
 
     at, name = roles.name

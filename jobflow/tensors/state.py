@@ -20,7 +20,7 @@ from jobflow.core.layout import Placement
 from jobflow.core.types import float32
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import CpuDevice
-from jobflow.runtime.world import launched as launch
+from jobflow.runtime.world.environment import launched
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.world import Rank, World
 
@@ -181,7 +181,7 @@ def _rank() -> Rank:
 
     Raises: JobError if the launched program has a single client.
     """
-    if launch.launched() is None:
+    if launched() is None:
         return SoloWorld(CpuDevice()).ranks[0]
     from jobflow.engine.session import current_session, environment
 

@@ -6,7 +6,7 @@ from jobflow.core.notices import notice
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import cpu_device
-from jobflow.runtime.world import launched as launch
+from jobflow.runtime.world.environment import launched
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.world import World
 
@@ -18,7 +18,7 @@ def start_world(tag: str, requested: int | None, *, multi: bool = False) -> Worl
     there is one rank per device, on threads.
     """
     make = gpu_device if tag == "gpu" else cpu_device
-    started = launch.launched()
+    started = launched()
     first = started is None or started.rank == 0  # one notice per job
     if tag == "gpu" and first and not cuda.available():
         notice('there is no GPU: "gpu" placements run on CPU ranks')
