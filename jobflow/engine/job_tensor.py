@@ -6,7 +6,7 @@ assert h.distribute is flow.distribute.split(1) and h.split_axis == 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jobflow.core.scope as scope
@@ -16,6 +16,7 @@ from jobflow.core.types import Tensor
 from jobflow.engine.distribute import Distribute, auto, broadcast, distribute_of, parallel_cast, split, with_distribute
 from jobflow.engine.operators import TensorOperators
 from jobflow.engine.returned import LocalBlob
+from jobflow.engine.sizes import Size
 from jobflow.graph.ir import Node, Value, batch_axis, is_dynamic
 from jobflow.ops.parts import take_parts
 from jobflow.ops.slices import concat
@@ -25,27 +26,6 @@ from jobflow.typing.results import HostResult
 INVALID_SPLIT_AXIS = -1
 #: attributes of results that tensors in a job lack
 _OF_RESULTS = frozenset({"get", "async_get", "item", "mean", "ndarray", "numpy", "numpy_list", "sum", "tolist"})
-
-
-class Size(int):
-    """A declared size of a shape, and the size of the current call as `now`.
-
-    Functions that receive a `Size` in a shape use `now`, as in reshape(x, (x.shape[0], -1)).
-    """
-
-    now: int
-
-    @classmethod
-    def of(cls, declared: int, now: int) -> Size:
-        """Return a `Size` with the declared size `declared` and the size `now` in the current call."""
-        size = cls(declared)
-        size.now = now
-        return size
-
-
-def sizes(shape: Iterable[Any]) -> tuple[int, ...]:
-    """Return a shape as integers, with each `Size` replaced by its size in the current call."""
-    return tuple(n.now if isinstance(n, Size) else int(n) for n in shape)
 
 
 class JobTensor(TensorOperators):

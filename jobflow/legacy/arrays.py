@@ -15,7 +15,7 @@ import jobflow.core.scope as scope
 import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, bool_, dtype_of, int32, int64
-from jobflow.engine.job_tensor import sizes
+from jobflow.engine.sizes import sizes
 from jobflow.legacy.job_dispatch import ALIAS, alias, all_of, of_jobs, traced
 from jobflow.legacy.operands import Operand, counts, filling, fitting, may_be_empty, spans, tensors
 from jobflow.ops import broadcast as bc

@@ -10,7 +10,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import DType, Tensor
-from jobflow.engine.job_tensor import sizes
+from jobflow.engine.sizes import sizes
 from jobflow.ops import source
 
 #: the largest size or count

@@ -19,6 +19,7 @@ import pytest
 
 import jobflow as flow
 from jobflow.core.lazy_imports import read
+from jobflow.functional.later_methods import families
 
 PACKAGE = Path(flow.__file__).parent
 #: faces whose names are imported when they are asked for
@@ -116,6 +117,13 @@ def test_functions_of_tensors_are_names_of_flow() -> None:
 def test_nn_has_all_modules() -> None:
     classes = {name for name in dir(flow.nn.modules) if isinstance(getattr(flow.nn.modules, name), type) and not name.startswith("_")}
     assert len(classes) > 80 and classes - set(dir(flow.nn)) == set()
+
+
+def test_later_methods_list_the_methods_of_their_classes() -> None:
+    table = families()
+    classes = [getattr(importlib.import_module(module), family) for module, family in table]
+    defined = {name for each in classes for name in set(dir(each)) - set(dir(object))} - {"__module__", "__slots__"}
+    assert {name for names in table.values() for name in names} == defined
 
 
 def test_layers_name_the_job_function_of_the_same_name() -> None:
