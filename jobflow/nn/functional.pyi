@@ -7,10 +7,10 @@ from jobflow.functional.nn_conv import *
 from jobflow.functional.nn_ctc import *
 from jobflow.functional.nn_embedding import *
 from jobflow.functional.nn_grids import *
-from jobflow.functional.nn_multihead_attention import *
 from jobflow.functional.nn_linear import *
 from jobflow.functional.nn_losses import *
 from jobflow.functional.nn_margin_losses import *
+from jobflow.functional.nn_multihead_attention import *
 from jobflow.functional.nn_noise import *
 from jobflow.functional.nn_norm import *
 from jobflow.functional.nn_pool import *
