@@ -81,7 +81,8 @@ if TYPE_CHECKING:
         RearrangingMethods,
         SpecialMethods,
         SparseMethods,
-    ): ...
+    ):
+        __slots__ = ()
 
 else:
 

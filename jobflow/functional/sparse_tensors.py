@@ -17,13 +17,11 @@ from jobflow.core.layout import B, Placement
 from jobflow.core.types import Array, DType
 from jobflow.core.types import Tensor as Value
 from jobflow.functional.binary_functions import mm
-from jobflow.functional.casting import named
 from jobflow.functional.dispatch import NotDense, attribute, method
 from jobflow.functional.indexing import getitem, listed
 from jobflow.functional.joining import cat
 from jobflow.functional.nn_base import composed, formula, whole
 from jobflow.functional.packed_sequences import constant_for
-from jobflow.functional.promotion import cast
 from jobflow.functional.typed import Tensor
 from jobflow.functional.values import shown, value_of
 from jobflow.ops import elementwise as ew
@@ -456,11 +454,6 @@ def to_sparse_csr(x: Tensor) -> SparseTensor:
     return to_sparse(x).to_sparse_csr()
 
 
-def to_dense(x: Tensor, dtype: DType | None = None) -> Tensor:
-    """Return x itself, or x cast to `dtype`; sparse tensors become dense."""
-    return x if dtype is None else cast(x, named("to_dense", dtype))
-
-
 def _false(x: Tensor) -> bool:
     """False; True for a sparse tensor of this format."""
     return False
@@ -471,8 +464,6 @@ class SparseMethods:
 
     __slots__ = ()
 
-    to_dense = method(to_dense)
     to_sparse = method(to_sparse)
     to_sparse_csr = method(to_sparse_csr)
-    is_sparse = attribute(_false)
     is_sparse_csr = attribute(_false)

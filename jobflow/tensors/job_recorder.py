@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
@@ -274,7 +274,7 @@ class JobRecorder(ProgramRecorder[TensorBase]):
 # -------------------------------------------------------------------- in and out
 
 
-def is_body(interpreter: Any) -> bool:
+def is_body(interpreter: Any) -> TypeGuard[JobBody]:
     """Return True if the interpreter is the body of a job."""
     return isinstance(interpreter, JobBody)
 
