@@ -61,8 +61,8 @@ class _LaterMethod:
 def families() -> dict[tuple[str, str], list[str]]:
     """Return the names of the methods, by the module and the name of the class that defines them."""
     entries = [entry.partition(":") for entry in _TABLE.replace("\n    ", " ").strip().splitlines()]
-    places = [(*place.split("."), names) for place, _, names in entries]
-    return {(f"jobflow.functional.{module}", family): names.split() for module, family, names in places}
+    classes = [(*path.split("."), names) for path, _, names in entries]
+    return {(f"jobflow.functional.{module}", family): names.split() for module, family, names in classes}
 
 
 if TYPE_CHECKING:

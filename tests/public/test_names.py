@@ -127,10 +127,10 @@ def test_later_methods_list_the_methods_of_their_classes() -> None:
 
 
 def test_layers_name_the_job_function_of_the_same_name() -> None:
-    for home in ("convolution", "loss_functions", "normalization"):
-        functions = vars(importlib.import_module(f"jobflow.legacy.{home}"))
+    for module in ("convolution", "loss_functions", "normalization"):
+        functions = vars(importlib.import_module(f"jobflow.legacy.{module}"))
         shared = {name for name in dir(flow.nn.modules) if name in functions and isinstance(getattr(flow.nn.modules, name), type)}
-        assert {name for name in shared if getattr(flow.nn.modules, name).job_functions != f"jobflow.legacy.{home}"} == set()
+        assert {name for name in shared if getattr(flow.nn.modules, name).job_functions != f"jobflow.legacy.{module}"} == set()
 
 
 @pytest.mark.parametrize("owner", [flow.Tensor, flow.ones(1)], ids=["class", "tensor"])
