@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from jobflow.functional.nn_activations import ActivationMethods
     from jobflow.functional.order_statistics import OrderMethods
     from jobflow.functional.rearranging import RearrangingMethods
+    from jobflow.functional.slice_updates import SliceUpdateMethods
     from jobflow.functional.sparse_tensors import SparseMethods
     from jobflow.functional.special_functions import SpecialMethods
+    from jobflow.functional.statistics import StatisticsMethods
 
 #: one entry per class of methods: its module and name, and its methods
 _TABLE = """
@@ -37,10 +39,12 @@ memory_queries.MemoryMethods: _version data_ptr dim_order get_device is_complex 
 nn_activations.ActivationMethods: elu_ gelu leaky_relu_ log_softmax relu relu6_ relu_ selu_ sigmoid sigmoid_ silu silu_ softmax tanh tanh_
 order_statistics.OrderMethods: aminmax cummax cummin logcumsumexp mode msort nanmean nanmedian nanquantile quantile
 rearranging.RearrangingMethods: H diag_embed diagflat diff dsplit fliplr flipud hsplit mH ravel rot90 tensor_split unfold vsplit
+slice_updates.SliceUpdateMethods: as_strided diagonal_scatter put put_ select_scatter slice_scatter
 special_functions.SpecialMethods: __ilshift__ __irshift__ __lshift__ __rlshift__ __rrshift__ __rshift__ bitwise_left_shift bitwise_left_shift_
     bitwise_right_shift bitwise_right_shift_ copysign copysign_ deg2rad deg2rad_ digamma digamma_ erfinv erfinv_ fmax fmin gcd gcd_ heaviside
     heaviside_ hypot hypot_ i0 i0_ isneginf isposinf lcm lcm_ ldexp ldexp_ lgamma lgamma_ logaddexp logaddexp2 mvlgamma mvlgamma_ nextafter
     nextafter_ polygamma polygamma_ rad2deg rad2deg_ signbit sinc sinc_ xlogy xlogy_
+statistics.StatisticsMethods: corrcoef cov renorm renorm_
 sparse_tensors.SparseMethods: is_sparse_csr to_sparse to_sparse_csr
 """
 
@@ -79,7 +83,9 @@ if TYPE_CHECKING:
         ActivationMethods,
         OrderMethods,
         RearrangingMethods,
+        SliceUpdateMethods,
         SpecialMethods,
+        StatisticsMethods,
         SparseMethods,
     ):
         __slots__ = ()
