@@ -141,7 +141,7 @@ class Recurrence(OverTime):
         op = cls(True, True, True)
         yield sample(op, *op.sample_inputs(2, 3, 2))
         for op in (cls(), cls(False, True, True), cls(True, False, True)):
-            yield sample(op, *op.sample_inputs(4, 5, 3), differentiable=())
+            yield sample(op, *op.sample_inputs(2, 5, 3), differentiable=())
         yield sample(cls(True), *op.sample_inputs(3, 9, 35)[: len(cls(True).inputs())], differentiable=(), note=" of several vectors")
         yield sample(cls(), *cls().sample_inputs(1, 2, 4), differentiable=(), note=" one step")
 
