@@ -128,10 +128,13 @@ def as_float(x: Tensor) -> Tensor:
 
 
 def _host_operand(what: str, tensor: Tensor, other: HostValue) -> Tensor:
-    """Return the placeholder of `x.item()`, while a function is compiled, as a tensor that has the element type of a number beside `tensor`."""
-    if other.tensor is None:
+    """Return a placeholder for a number, while a function is compiled, as a tensor that has the element type of a number beside `tensor`."""
+    if other.tensor is not None:
+        value = run(Reshape(()), run(Detach(), other.tensor))
+    elif other.early is not None:
+        value = building_now().host_array(np.asarray(other.early()), other.early)
+    else:
         raise other.unknown(what)
-    value = run(Reshape(()), run(Detach(), other.tensor))
     if value.dtype.is_float and not tensor.dtype.is_float:
         return cast(value, state().default_dtype)
     return value if tensor.dtype is bool_ else cast(value, tensor.dtype)

@@ -13,6 +13,7 @@ import numpy as np
 
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Array
+from jobflow.tensors.run_values import HostValue
 from jobflow.tensors.state import building_now
 
 #: functions of `numpy.random` that sample nothing, or overwrite their argument
@@ -127,14 +128,14 @@ def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **options)
         before = numpy_state()
         array = function(*arguments, **options)
-        if not isinstance(array, np.ndarray):
-            return array
         latest = [array]
 
         def again() -> None:
             latest[0] = function(*arguments, **options)
 
         recorder.sampled(again, before)
+        if isinstance(array, int | float):
+            return HostValue(f"numpy.random.{function.__name__}", lambda run: latest[0], None, lambda: latest[0])
         return HostArray(array, lambda: latest[0])
 
     return sample

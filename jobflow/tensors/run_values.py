@@ -27,10 +27,15 @@ class RunResults:
 
 
 class HostValue:
-    """A Python number that is computed after every run of a plan; `tensor` is the traced tensor whose element it is, if any."""
+    """A Python number that is computed after every run of a plan.
 
-    def __init__(self, what: str, compute: Callable[[RunResults], Any], tensor: TensorBase | None = None) -> None:
-        self.what, self.compute, self.tensor = what, compute, tensor
+    `tensor` is the traced tensor whose element it is, if any.  `early` returns a number that depends on no results of the run.
+    """
+
+    def __init__(
+        self, what: str, compute: Callable[[RunResults], Any], tensor: TensorBase | None = None, early: Callable[[], Any] | None = None
+    ) -> None:
+        self.what, self.compute, self.tensor, self.early = what, compute, tensor, early
         self.where: SourceLine = user_line()
 
     def unknown(self, use: str) -> JobError:
@@ -43,7 +48,14 @@ class HostValue:
         return f"the value of {self.what} at {self.where}, which is not known while flow.compile runs"
 
     def __neg__(self) -> HostValue:
-        return HostValue(self.what, lambda run: -self.compute(run))
+        return self._derived(operator.neg)
+
+    def _derived(self, apply: Callable[..., Any], *others: HostValue) -> HostValue:
+        """Return the result of a function of this number and others."""
+        parts = (self, *others)
+        early = [part.early for part in parts if part.early is not None]
+        known = None if len(early) < len(parts) else lambda: apply(*(each() for each in early))
+        return HostValue(self.what, lambda run: apply(*(part.compute(run) for part in parts)), None, known)
 
     def __float__(self) -> float:
         raise self.unknown("float()")
@@ -85,10 +97,10 @@ def _binary(name: str, reflected: bool) -> Callable[[HostValue, Any], Any]:
 
     def method(self: HostValue, other: Any) -> Any:
         if isinstance(other, HostValue):
-            return HostValue(self.what, lambda run: apply(self.compute(run), other.compute(run)))
+            return self._derived(apply, other)
         if not isinstance(other, bool | int | float):
             return NotImplemented
-        return HostValue(self.what, lambda run: apply(other, self.compute(run)) if reflected else apply(self.compute(run), other))
+        return self._derived(lambda number: apply(other, number) if reflected else apply(number, other))
 
     return method
 

@@ -319,7 +319,7 @@ class Counts:
 
     def __call__(self, x: Any) -> Any:
         self.count += 1
-        return x * self.count
+        return x * max(self.count, 1)
 
 
 COUNTS, NUMBERS = Counts(), iter(range(100))

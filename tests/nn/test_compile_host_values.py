@@ -60,6 +60,18 @@ def _average() -> Case:
     return function, lambda: vars(space)
 
 
+def _decay() -> Case:
+    space = SimpleNamespace(rate=0.5)
+
+    def function(x: Any) -> Any:
+        mixed = np.random.beta(2.0, 3.0)
+        y = x * space.rate + mixed * x.flip(0) + (1 - mixed) * x
+        space.rate *= 0.9
+        return y, mixed
+
+    return function, lambda: space.rate
+
+
 def _variables() -> Case:
     count, log = 0, [1.0]
     totals = {"n": 0}
@@ -125,6 +137,7 @@ CASES: dict[str, tuple[Callable[[], Case], int]] = {
     "items as operands": (_operands, 1),
     "averages": (_average, 2),
     "variables": (_variables, 2),
+    "decay and mixture": (_decay, 2),
     "stored tensor": (_stored, 2),
     "module": (_module, 3),
     "states of modules": (_states, 1),
@@ -146,7 +159,7 @@ def _plain(x: Any) -> Any:
 
 
 def _run(build: Callable[[], Case], compiled: bool) -> tuple[list[Any], int]:
-    flow.manual_seed(0)
+    flow.manual_seed(0), np.random.seed(0)
     function, state = build()
     call = flow.compile(function, fullgraph=True) if compiled else function
     results = [_plain([call(flow.arange(4.0) + i), state()]) for i in range(CALLS)]

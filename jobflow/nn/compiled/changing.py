@@ -78,7 +78,7 @@ class Placeholders:
             value = item.read()
             placeholder: Any = None
             if is_number(value):
-                placeholder = HostValue(item.path, lambda run, item=item: run.before[item.identity])  # type: ignore[misc]
+                placeholder = _placeholder(item, value)
             elif is_sequence(value):
                 placeholder = HostList(item.path, item.identity)
             if placeholder is not None:
@@ -104,6 +104,16 @@ class Placeholders:
                     names[item.key] = value
         self.originals.clear()
         return changes
+
+
+def _placeholder(item: ChangedValue, value: Any) -> HostValue:
+    """Return the placeholder of a number, which is `value` during the trace."""
+
+    def now() -> Any:
+        number = item.read()
+        return value if isinstance(number, HostValue) else number
+
+    return HostValue(item.path, lambda run: run.before[item.identity], None, now)
 
 
 def _containers(guards: Guards, item: ChangedValue) -> Iterator[Watched]:
