@@ -96,6 +96,16 @@ def _stored() -> Case:
     return function, lambda: space.best
 
 
+def _argument() -> Case:
+    space = SimpleNamespace(x=None)
+
+    def function(x: Any) -> Any:
+        space.x = x
+        return space.x * 2
+
+    return function, lambda: space.x
+
+
 def _module() -> Case:
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -139,6 +149,7 @@ CASES: dict[str, tuple[Callable[[], Case], int]] = {
     "variables": (_variables, 2),
     "decay and mixture": (_decay, 2),
     "stored tensor": (_stored, 2),
+    "stored argument": (_argument, 2),
     "module": (_module, 3),
     "states of modules": (_states, 1),
     "batch": (lambda: (lambda x: Batch(x.sum(), x.max().item()), lambda: None), 1),

@@ -48,7 +48,10 @@ def _assigned_data() -> Loop:
             if i % 2:
                 p.data -= 0.1 * p.grad.data
             else:
-                p.data = p.data - 0.1 * p.grad
+                value = p.data - 0.1 * p.grad
+                p.data = value
+                p.data.mul_(0.9)
+                value.add_(0.01)
             p.grad.detach_().zero_()
         return loss
 

@@ -7,7 +7,7 @@ placeholder during the trace, and every call computes it again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from jobflow.functional.tensor_class import Tensor
@@ -137,11 +137,16 @@ def holder_of(guards: Guards, value: Any) -> ChangedValue | None:
     return None
 
 
-def changed_items(effects: Sequence[tuple[Watched, Any, int | None, Any]]) -> list[ChangedValue]:
-    """Return the items among the effects of a trace that have other values now: computed tensors and numbers."""
+def changed_items(effects: Sequence[tuple[Watched, Any, int | None, Any]], arguments: Container[int]) -> list[ChangedValue]:
+    """Return the items among the effects of a trace whose values differ in every call: computed tensors, arguments and numbers.
+
+    `arguments` are the ids of the tensors among the arguments of the traced call.
+    """
     items = []
     for watched, key, position, value in effects:
-        if watched.kind in ("dict", "names", "cell", "slots") and (position is not None or is_number(value) or isinstance(value, HostValue)):
+        if watched.kind in ("dict", "names", "cell", "slots") and (
+            position is not None or id(value) in arguments or is_number(value) or isinstance(value, HostValue)
+        ):
             now = ChangedValue(watched, key).read()
             if isinstance(now, Tensor) or is_number(now):
                 items.append(ChangedValue(watched, key))

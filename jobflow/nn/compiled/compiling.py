@@ -142,7 +142,9 @@ class CompiledFunction:
             cache.objects = call.objects
             if entry is not None:
                 return entry.run(call, first=False)
-            if reason and cache.add_changing([item for entry in cache.entries.get(key, ()) for item in changed_items(entry.trace.effects)]):
+            if reason and cache.add_changing(
+                [item for entry in cache.entries.get(key, ()) for item in changed_items(entry.trace.effects, entry.argument_of)]
+            ):
                 call, key = self._keyed(cache, args, options)
             return self._traced(cache, key, call, reason)
 

@@ -245,7 +245,6 @@ class StepRecorder(OptimizerSteps, Building):
                 raise Untraceable(
                     f"flow.compile at {user_line()}: a tensor {root.tensor_type} is overwritten, on which a Python number of the function depends"
                 )
-        self._check_sharing(root)
         if any(x is root for x, _, _ in self._borrowed):
             raise Untraceable(
                 f"flow.compile at {user_line()}: the tensor {root.tensor_type} of from_numpy is overwritten, and a replay does not write to NumPy "
@@ -261,6 +260,7 @@ class StepRecorder(OptimizerSteps, Building):
         if self.here.grad_enabled and value._needs_gradient and value.node is None:
             output = self.run(Copy(), [output])[0]
         super().write(x, output)
+        self._update_sharing(root)
 
     def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
         """Record an operation that overwrites some of its inputs, as its `alias` lists them."""
@@ -277,14 +277,13 @@ class StepRecorder(OptimizerSteps, Building):
             shown = shown.base[0]
         if shown is x:
             return True
-        root = shown
-        while root.base is not None:
-            root = root.base[0]
-        if x.base is not None or root.traced is None or value.tensor_type != x.tensor_type or value.layout != x.layout:
+        is_new = x.base is None and shown.traced is not None and shown.base is None
+        if not is_new or value.tensor_type != x.tensor_type or value.layout != x.layout:
             return False
+        self._sharing = [pair for pair in self._sharing if pair[0]() is not x]
         with gradients(False):
             self.write(x, self.again(value))
-        self._sharing.append((weakref.ref(x), weakref.ref(root)))
+        self._sharing.append((weakref.ref(x), weakref.ref(shown)))
         return True
 
     def host_item(self, x: Tensor) -> HostValue:
@@ -293,15 +292,17 @@ class StepRecorder(OptimizerSteps, Building):
         self.items.append(now)
         return item_of(now)
 
-    def _check_sharing(self, root: Tensor) -> None:
-        """Raise Untraceable for a write to a tensor that shares its memory with another tensor since an assignment to `data`."""
+    def _update_sharing(self, root: Tensor) -> None:
+        """After a write to `root`, update the tensor with which it shares memory since an assignment to `data`."""
         for pair in self._sharing:
-            alive = [x for reference in pair if (x := reference()) is not None]
-            if len(alive) > 1 and any(x is root for x in alive):
-                raise Untraceable(
-                    f"flow.compile at {user_line()}: a tensor {root.tensor_type} is overwritten after x.data = value, so x and the value share "
-                    "memory; use x.data.copy_(value)"
-                )
+            x, value = (reference() for reference in pair)
+            if root is x and value is not None:
+                value.traced = self.known(x).traced
+                value.wrote()
+            elif root is value and x is not None:
+                with gradients(False):
+                    super().write(x, self.again(value))
+                self.written[id(x)] = x
 
     def borrow(self, array: Array) -> Tensor:
         """Return a constant of the program with the elements of a NumPy array, whose memory it does not share."""

@@ -203,7 +203,8 @@ class Tracing:
         if isinstance(value, Tensor) and value.traced is not None:
             outputs.setdefault(id(value), value)
             return watched, key, list(outputs).index(id(value)), None
-        if not isinstance(value, (HostValue, *PLAIN_VALUES)) and id(value) not in self.guards.visited:
+        is_argument = isinstance(value, Tensor) and self._position(value) is not None
+        if not is_argument and not isinstance(value, (HostValue, *PLAIN_VALUES)) and id(value) not in self.guards.visited:
             raise Untraceable(f"{self.tracer.name} sets {path} to a {type(value).__name__}, which a replay does not repeat")
         return watched, key, None, value
 
