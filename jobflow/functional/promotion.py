@@ -129,7 +129,8 @@ def as_float(x: Tensor) -> Tensor:
 
 def _host_operand(what: str, tensor: Tensor, other: HostValue) -> Tensor:
     """Return a placeholder for a number, while a function is compiled, as a tensor that has the element type of a number beside `tensor`."""
-    if other.tensor is not None:
+    value: Tensor
+    if isinstance(other.tensor, Tensor):
         value = run(Reshape(()), run(Detach(), other.tensor))
     elif other.early is not None:
         value = building_now().host_array(np.asarray(other.early()), other.early)

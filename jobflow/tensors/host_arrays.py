@@ -94,7 +94,8 @@ for _name in _BINARY:
 
 def numpy_state() -> tuple[Any, ...]:
     """Return the state of NumPy's global random generator as a tuple that can be compared with ==."""
-    name, keys, *rest = np.random.get_state()
+    state: Any = np.random.get_state()
+    name, keys, *rest = state
     return name, keys.tobytes(), *rest
 
 

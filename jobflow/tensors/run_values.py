@@ -135,6 +135,7 @@ class HostList:
             raise AttributeError(name)
         return self._refuse()
 
-    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = __bool__ = __add__ = __radd__ = __mul__ = _refuse
+    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = __bool__ = __radd__ = __mul__ = _refuse
+    __add__: Any = _refuse
     __eq__ = _refuse
     __hash__ = object.__hash__
