@@ -288,9 +288,8 @@ class StepRecorder(OptimizerSteps, Building):
 
     def host_item(self, x: Tensor) -> HostValue:
         """Return the only element of x as a placeholder for a Python number."""
-        now = self.again(x)
-        self.items.append(now)
-        return item_of(now)
+        self.items.append(self.again(x))
+        return item_of(self.items[-1])
 
     def _update_sharing(self, root: Tensor) -> None:
         """After a write to `root`, update the tensor with which it shares memory since an assignment to `data`."""
