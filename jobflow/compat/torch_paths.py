@@ -18,6 +18,7 @@ distributions              distributions.multinomial distributions.chi2 distribu
 functional.autograd        autograd.function autograd.functional autograd.gradcheck autograd.grad_mode autograd.variable autograd.anomaly_mode
 core.compiler_hints        _dynamo
 functional.dlpack          utils.dlpack
+functional.hub             utils.model_zoo
 functional.cuda            cuda.random cuda.memory cuda.streams
 functional.profiling       autograd.profiler profiler.profiler
 functional.mps             xpu

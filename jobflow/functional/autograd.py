@@ -3,6 +3,7 @@
 from jobflow.core.lazy_imports import add_aliases
 from jobflow.functional.custom_functions import Function as Function
 from jobflow.functional.custom_functions import backward as backward
+from jobflow.functional.custom_functions import once_differentiable as once_differentiable
 from jobflow.functional.gradcheck import GradcheckError as GradcheckError
 from jobflow.functional.gradcheck import gradcheck as gradcheck
 from jobflow.functional.gradcheck import gradgradcheck as gradgradcheck

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,25 @@ class Function:
             node = TapeNode(cls.__name__, tuple(edges), len(outputs), gradient)
         results = _results(saved, arguments, outputs, node)
         return tuple(results) if isinstance(result, tuple) else results[0]
+
+
+def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn`, the `backward` of a Function, with operations that are not recorded; decorate it below `@staticmethod`.
+
+    Raises (when called): JobError with create_graph=True, because the gradient of `fn` is unknown.
+    """
+
+    @wraps(fn)
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        if state().grad_enabled:
+            raise JobError(
+                f"{ctx._name}.backward at {user_line()}: the function is once_differentiable, so gradients of gradients are unknown; pass "
+                "create_graph=False"
+            )
+        with no_grad():
+            return fn(ctx, *grad_outputs)
+
+    return backward
 
 
 def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], node: TapeNode | None) -> list[Any]:

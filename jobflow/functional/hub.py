@@ -24,6 +24,11 @@ def load_state_dict_from_url(url: Any, *args: Any, **kwargs: Any) -> NoReturn:
     _refused("load_state_dict_from_url")
 
 
+def load_url(url: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """Raise JobError, because weights are not downloaded; the older name of `load_state_dict_from_url`."""
+    _refused("load_url")
+
+
 def download_url_to_file(url: Any, dst: Any, *args: Any, **kwargs: Any) -> NoReturn:
     """Raise JobError, because files are not downloaded."""
     _refused("download_url_to_file")

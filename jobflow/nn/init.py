@@ -138,6 +138,11 @@ def fans(what: str, tensor: Tensor) -> tuple[int, int]:
     return fans_of(tensor.shape, "NCHW")
 
 
+def _calculate_fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
+    """Return (fan_in, fan_out) of weights, for initializers that programs define."""
+    return fans("init._calculate_fan_in_and_fan_out", tensor)
+
+
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
     """Fill the tensor with samples of U[-a, a), a = gain * sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio 2010), and return the tensor.
 

@@ -36,6 +36,17 @@ POSITIVE: Legal = (lambda x: x >= 0, "a number of at least 0")
 COMMON: dict[str, Any] = {"clip_grad_max_norm": None, "clip_grad_norm_type": None}
 
 
+class _Required:
+    """The default of an option that every parameter group must set."""
+
+    def __repr__(self) -> str:
+        return "<required parameter>"
+
+
+#: the only object of this class, which optimizers of programs use as a default
+required = _Required()
+
+
 def _is(legal: Callable[[Any], bool], value: Any) -> bool:
     """Return True if legal(value) is true; a TypeError of `legal`, as for a string instead of a number, counts as False."""
     try:
@@ -109,6 +120,9 @@ class Optimizer:
                 raise ConfigError(f"{what}: params contains a {p.tensor_type} parameter twice; pass it once")
             known.add(id(p))
         complete = {**self.defaults, **group, "params": params, **names}
+        for name, value in complete.items():
+            if value is required:
+                raise ConfigError(f"{what}: a parameter group has no {name}, which has no default; pass {name}=")
         self._check(complete, what)
         self.param_groups.append(complete)
 

@@ -37,7 +37,11 @@ from jobflow.nn.parameter import Parameter
 from jobflow.nn.parallel.distributed import DistributedDataParallel
 from jobflow.nn.utils.clip_grad import clip_grad_norm_
 from jobflow.nn.utils.rnn import pad_sequence
-from jobflow.optim.optimizer import Optimizer
+from jobflow.nn.modules.loss import _Loss, _WeightedLoss; assert issubclass(_WeightedLoss, _Loss) and _WeightedLoss(reduction="sum").reduction == "sum"
+from jobflow.nn.init import _calculate_fan_in_and_fan_out; assert _calculate_fan_in_and_fan_out(flow.ones(2, 3, 3)) == (9, 6)
+from jobflow.autograd.function import once_differentiable
+import jobflow.utils.model_zoo as model_zoo; model_zoo.load_url
+from jobflow.optim.optimizer import Optimizer, required
 from jobflow.optim.adam import Adam
 from jobflow.optim.lr_scheduler import LRScheduler, _LRScheduler
 from jobflow.autograd.function import Function
@@ -94,6 +98,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "jit.script": (lambda: flow.jit.script(3), "got 3"),
     "jit.load": (lambda: flow.jit.load("x.pt"), "TorchScript"),
     "hub.load": (lambda: flow.hub.load("a/b", "c"), "flow.load"),
+    "model_zoo": (lambda: importlib.import_module("jobflow.utils.model_zoo").load_url("http://a"), "flow.load"),
+    "required": (lambda: flow.optim.Optimizer([flow.ones(2)], {"lr": flow.optim.optimizer.required}), "pass lr="),
+    "reduction": (lambda: flow.nn.modules._Loss(reduction="men"), "mean"),
     "Generator": (lambda: flow.Generator(device="tpu"), "tpu"),
     "Variable": (lambda: flow.autograd.Variable(3), "Variable"),
     "spawn": (lambda: flow.multiprocessing.spawn(print, nprocs=0), "nprocs"),

@@ -14,6 +14,7 @@ from jobflow.nn.modules.lazy_parameters import *
 from jobflow.nn.modules.linear_layers import *
 from jobflow.nn.modules.loss_layers import *
 from jobflow.nn.modules.loss_layers import _Loss as _Loss
+from jobflow.nn.modules.loss_layers import _WeightedLoss as _WeightedLoss
 from jobflow.nn.modules.module import Module as Module
 from jobflow.nn.modules.norm_layers import *
 from jobflow.nn.modules.norm_layers import _BatchNorm as _BatchNorm

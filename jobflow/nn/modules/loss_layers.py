@@ -32,6 +32,12 @@ class _Loss(WithOptions):
 
     reduction: str
 
+    def __init__(self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> None:
+        """Set `reduction` of a loss that a program defines as a subclass."""
+        super().__init__()
+        word = type(self).__name__
+        self.reduction = one_of(word, "reduction", chosen_reduction(word, size_average, reduce, reduction), self.reductions)
+
     def __post_init__(self, *initial: Any) -> None:
         super().__post_init__()
         names = [name for name in signature(type(self).__init__).parameters if name not in ("self", *self._names)]
@@ -47,6 +53,16 @@ class _Loss(WithOptions):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self._options().items() if name != "reduction")
+
+
+class _WeightedLoss(_Loss):
+    """Base class of losses that programs define with a buffer `weight`."""
+
+    def __init__(
+        self, weight: Tensor | None = None, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
+        self.register_buffer("weight", weight)
 
 
 class MSELoss(_Loss, function=nn_losses.mse_loss):
