@@ -58,9 +58,7 @@ class _Loss(WithOptions):
 class _WeightedLoss(_Loss):
     """Base class of losses that programs define with a buffer `weight`."""
 
-    def __init__(
-        self, weight: Tensor | None = None, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean"
-    ) -> None:
+    def __init__(self, weight: Tensor | None = None, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> None:
         super().__init__(size_average, reduce, reduction)
         self.register_buffer("weight", weight)
 
