@@ -15,6 +15,7 @@ from jobflow.functional.promotion import cast
 from jobflow.functional.sparse_tensors import SparseTensor
 from jobflow.functional.typed import Tensor
 from jobflow.functional.values import value_of
+from jobflow.tensors.constant_values import constant_value
 from jobflow.tensors.state import refuse_tracing
 
 __all__ = ["sparse_coo_tensor", "sparse_csr_tensor"]
@@ -22,6 +23,8 @@ __all__ = ["sparse_coo_tensor", "sparse_csr_tensor"]
 
 def _index_array(what: str, name: str, data: Any, ndim: int) -> Array:
     """Return indices as an int64 array with `ndim` axes.  Raises: DtypeError, ShapeError for other data."""
+    if isinstance(data, Tensor) and data.traced is not None and constant_value(data, guarded=True) is None:
+        refuse_tracing(what, f"the elements of {name} are not known", "create the sparse tensor before")
     array = value_of(data, what) if isinstance(data, Tensor) else np.asarray(data) if np.size(data) else np.asarray(data).astype(np.int64)
     if array.dtype.kind not in "iu":
         raise DtypeError(f"{what} at {user_line()}: {name} must be integers; got {array.dtype}")
@@ -82,7 +85,6 @@ def sparse_coo_tensor(
     Raises: ArgumentError for indices out of range, ShapeError, DtypeError for other data; JobError during tracing.
     """
     what = "sparse_coo_tensor"
-    refuse_tracing(what, "indices are constants, which cannot be created", "create the sparse tensor before")
     coordinates, elements = _index_array(what, "indices", indices, 2), _value_tensor(what, values, dtype, device, requires_grad)
     if not elements.ndim or elements.shape[0] != coordinates.shape[1]:
         raise ShapeError(f"{what} at {user_line()}: values {elements.tensor_type} must have one entry for each of {coordinates.shape[1]} indices")
@@ -110,7 +112,6 @@ def sparse_csr_tensor(
     `sparse_coo_tensor` describes the other arguments and errors.
     """
     what = "sparse_csr_tensor"
-    refuse_tracing(what, "indices are constants, which cannot be created", "create the sparse tensor before")
     ends, columns = _index_array(what, "crow_indices", crow_indices, 1), _index_array(what, "col_indices", col_indices, 1)
     elements = _value_tensor(what, values, dtype, device, requires_grad)
     if not ends.size or ends[0] != 0 or ends[-1] != columns.size or (np.diff(ends) < 0).any():

@@ -165,10 +165,7 @@ class ProgramRecorder(ABC, Generic[T]):
         view.node, view.index = value.node, value.index
 
     def guarded_value(self, node: Any) -> Array | None:
-        """Return the elements of the tensor from outside that `node` reads, if every run compares them.
-
-        The result is None here, because only compiled functions are traced again.
-        """
+        """Return the elements of the tensor from outside that `node` reads, if every run compares them; None in jobs."""
         return None
 
     @abstractmethod

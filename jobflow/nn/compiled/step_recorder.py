@@ -35,9 +35,6 @@ from jobflow.tensors.run_values import HostValue, item_of
 from jobflow.tensors.state import gradients
 from jobflow.tensors.tape import Edge, follow, note, op_gradient, read_by
 
-#: most elements of a tensor from outside whose values Python numbers of a compiled function may depend on
-LARGEST_GUARDED = 1024
-
 
 class Observer(Protocol):
     """The part of the interface of `Guards` that the recorder calls."""
@@ -106,8 +103,6 @@ class StepRecorder(OptimizerSteps, Building):
     _sharing: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=list)
     #: constants of the program that have the elements of NumPy arrays, with the arrays and a copy of their elements
     _borrowed: list[tuple[Tensor, Array, bytes]] = field(default_factory=list)
-    #: tensors whose elements Python numbers of the function depend on, and these elements, by id
-    guarded: dict[int, tuple[Tensor, Array]] = field(default_factory=dict)
     _constants: dict[int, Tensor] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
     _used: set[str] = field(default_factory=set)
@@ -241,10 +236,6 @@ class StepRecorder(OptimizerSteps, Building):
             root = root.base[0]
         if root.traced is None:
             self.written[id(root)] = root
-            if id(root) in self.guarded:
-                raise Untraceable(
-                    f"flow.compile at {user_line()}: a tensor {root.tensor_type} is overwritten, on which a Python number of the function depends"
-                )
         if any(x is root for x, _, _ in self._borrowed):
             raise Untraceable(
                 f"flow.compile at {user_line()}: the tensor {root.tensor_type} of from_numpy is overwritten, and a replay does not write to NumPy "
@@ -356,17 +347,6 @@ class StepRecorder(OptimizerSteps, Building):
         self._used.add(unique)
         return unique
 
-    def guarded_value(self, node: Node) -> Array | None:
-        """Return the elements of the tensor from outside that `node` reads, for comparison at calls; None for changing or large tensors."""
-        name = next((name for name, value in self.tracer.reads.items() if value.node is node), None)
-        x = self.tensors.get(name or "")
-        whole = x is not None and (x.layout is None or x.layout.is_whole)
-        if x is None or not whole or x._needs_gradient or x.base is not None or x.tensor_type.size > LARGEST_GUARDED or id(x) in self.written:
-            return None
-        elements = x.array.copy()
-        self.guarded[id(x)] = x, elements
-        return elements
-
     def relocate(self, name: str, group: str) -> None:
         """Assign the variable `name` to a group; the variables of a group share one buffer, so one operation can update them all."""
         self.tracer.variables[name] = replace(self.tracer.variables[name], group=group, trainable=True)
@@ -393,6 +373,7 @@ class StepRecorder(OptimizerSteps, Building):
         return name
 
     def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
+        self.check_guarded(x)
         if x.layout is not None and value.layout != x.layout:
             value = self.change(value, x.layout, None)
         standing.traced, standing.layout = value.traced, value.layout

@@ -22,7 +22,7 @@ from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import B, Broadcast, Layout, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Array, TensorType, int64
 from jobflow.functional.tensor_class import Tensor
-from jobflow.graph.ir import Value, Variable
+from jobflow.graph.ir import Node, Value, Variable
 from jobflow.graph.rewrite import needed_nodes
 from jobflow.nn.graph.settings import GraphModule
 from jobflow.ops.layout_ops import Identity, ToLayout
@@ -43,6 +43,10 @@ class Draw:
     key: str
     array: Array
     generator: Generator
+
+
+#: most elements of a tensor from outside that Python numbers of a program may depend on
+LARGEST_GUARDED = 2**16
 
 
 @dataclass
@@ -78,6 +82,8 @@ class Building(ProgramRecorder[Tensor]):
     where: SourceLine | None = None
     #: messages of the errors of `refuse_tracing`, which user code may catch
     forbidden: list[str] = field(default_factory=list)
+    #: tensors from outside that Python numbers of the program depend on, with a copy of their elements, by id
+    guarded: dict[int, tuple[Tensor, Array]] = field(default_factory=dict)
     #: parameters that build overwrites, by name, with the user's lines
     assigned_parameters: dict[str, SourceLine] = field(default_factory=dict)
     #: id of a tensor -> its current traced tensor
@@ -252,6 +258,29 @@ class Building(ProgramRecorder[Tensor]):
         self._standing[id(x)] = result
         return result
 
+    def guarded_value(self, node: Node) -> Array | None:
+        """Return the elements of the tensor from outside that `node` reads, which every run compares.
+
+        The result is None for parameters, and for large, split or overwritten tensors.
+        """
+        name = next((name for name, value in self.tracer.reads.items() if value.node is node), None)
+        x = self.tensors.get(name or "")
+        if x is None or x._needs_gradient or x.tensor_type.size > LARGEST_GUARDED or (x.layout is not None and not x.layout.is_whole):
+            return None
+        if any(other.memory is x.memory and self._standing[id(other)].traced is not self.tracer.reads[key] for key, other in self.tensors.items()):
+            return None
+        elements = x.array.copy()
+        self.guarded[id(x)] = x, elements
+        return elements
+
+    def check_guarded(self, x: Tensor) -> None:
+        """Raise an error for a write to x if a Python number of the program depends on the elements of x."""
+        if any(other.memory is x.memory for other, _ in self.guarded.values()):
+            raise self.untraceable(
+                f"in-place write at {user_line()}: a Python number of {self.short} depends on the tensor {x.tensor_type}, which cannot be "
+                "overwritten there; overwrite it outside"
+            )
+
     def lying(self, x: Tensor) -> Layout | None:
         """Return the layout of x, or None if x is local.
 
@@ -277,6 +306,7 @@ class Building(ProgramRecorder[Tensor]):
         return gathered
 
     def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
+        self.check_guarded(x)
         if any(number == id(x) for number, _ in self._counterparts):
             raise self.untraceable(f"in-place write at {user_line()}: the program also reads the local tensor {x.tensor_type} as a global tensor")
         if x.layout is not None and value.layout != x.layout:

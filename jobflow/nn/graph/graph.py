@@ -239,7 +239,8 @@ class Graph:
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
         local = all(layout is None for layout in layouts)
         schedules = self._schedules
-        return Built(self.name, graph, metas, arguments, first.returned, building.tensors, building.draws, steps.rates, schedules, local)
+        guarded = [(x, elements.tobytes()) for x, elements in building.guarded.values()]
+        return Built(self.name, graph, metas, arguments, first.returned, building.tensors, building.draws, steps.rates, schedules, local, guarded)
 
     def _traced(self, here: EagerState, metas: tuple[Meta, ...], arguments: Arguments, cut: Microbatches | None, size: int) -> Body:
         """Trace `build` for inputs like `metas`; if `cut` divides the batch into microbatches, trace it for one microbatch of `size` rows."""

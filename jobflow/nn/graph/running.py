@@ -85,6 +85,8 @@ class Built:
     schedules: Sequence[Any]
     #: True if its tensors are local
     local: bool
+    #: tensors that Python numbers of build depend on, with their elements
+    guarded: Sequence[tuple[Tensor, bytes]] = ()
 
 
 @dataclass
@@ -307,6 +309,7 @@ class Bound:
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """Run the program once on `tensors`, step the learning rate schedules, and return the result in the structure that `build` returned."""
         self.check_session()
+        self._check_guarded()
         with scope.lock(), held():  # every run uses the same memory
             for rate in self.built.rates:
                 rate.array[0] = rate.group["lr"]
@@ -314,6 +317,15 @@ class Bound:
             for schedule in self.built.schedules:
                 schedule.step()
             return filled(self.built.result, (self._output(meta, arrays.get(i), provenance + i) for i, meta in enumerate(self.outputs)))
+
+    def _check_guarded(self) -> None:
+        """Raise JobError if the elements of a tensor changed that a Python number of `build` depends on."""
+        for x, elements in self.built.guarded:
+            if x.array.tobytes() != elements:
+                raise JobError(
+                    f"{self.built.name} at {user_line()}: the elements of a tensor {x.tensor_type} changed, on which a Python number of build "
+                    f"depends; create another graph, and load the state_dict() of this graph"
+                )
 
     def check_session(self) -> None:
         """Raise JobError if the program communicates and the session in which it was compiled has ended."""
