@@ -37,7 +37,7 @@ def _is_result(x: Tensor) -> bool:
 
 
 def _reshaped_result(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Make x, a result of the program being traced, what `function` returns for it, and return x."""
+    """Make x, a result of the program being traced, the view that `function` returns for it, and return x."""
     old = Tensor(x.tensor_type, x.layout, None, traced=x.traced)
     old._needs_gradient, old.node, old.index = x._needs_gradient, x.node, x.index
     _become(x, function(old))
@@ -76,7 +76,8 @@ def _form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return x
 
     call.__name__ = call.__qualname__ = what
-    call.__doc__ = f"Make x the view that `{function.__name__}` returns, and return x.  Raises: JobError in a trace, and for a leaf with a gradient."
+    raises = "Raises: JobError for a leaf that requires gradients, and while a program is traced for a tensor with data or views."
+    call.__doc__ = f"Make x the view that `{function.__name__}` returns, and return x.  {raises}"
     return call
 
 

@@ -373,18 +373,26 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
     Raises: ShapeError unless `dim1` and `dim2` are different axes.
     """
-    offset = integer("diagonal", offset)
-    a, b = axis_of("diagonal", dim1, x.ndim), axis_of("diagonal", dim2, x.ndim)
-    if a == b or x.ndim < 2:
-        raise ShapeError(f"diagonal at {user_line()}: dim1 and dim2 must be two different axes of {x.tensor_type}; got {dim1} and {dim2}")
-    turned = permute(x, [i for i in range(x.ndim) if i not in (a, b)] + [a, b])
+    turned = permute(x, diagonal_axes("diagonal", x, dim1, dim2))
     *lead, rows, columns = turned.shape
+    return run(Subscript(*diagonal_slice(turned.shape, integer("diagonal", offset))), reshape(turned, (*lead, rows * columns)))
+
+
+def diagonal_axes(what: str, x: Tensor, dim1: int, dim2: int) -> list[int]:
+    """Return the order of the axes of x that puts `dim1` and `dim2` last; raise ShapeError unless they are different axes."""
+    a, b = axis_of(what, dim1, x.ndim), axis_of(what, dim2, x.ndim)
+    if a == b or x.ndim < 2:
+        raise ShapeError(f"{what} at {user_line()}: dim1 and dim2 must be two different axes of {x.tensor_type}; got {dim1} and {dim2}")
+    return [i for i in range(x.ndim) if i not in (a, b)] + [a, b]
+
+
+def diagonal_slice(shape: Sequence[int], offset: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the starts, stops and steps of a diagonal of matrices with the given shape, whose rows are joined into one axis."""
+    *lead, rows, columns = shape
     count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
-    row = reshape(turned, (*lead, rows * columns))
     start = (offset if offset >= 0 else -offset * columns) if count else 0
     stop = start + (count - 1) * (columns + 1) + 1 if count else 0
-    zeros = (0,) * len(lead)
-    return run(Subscript((*zeros, start), (*lead, stop), (*(1,) * len(lead), columns + 1)), row)
+    return (*(0 for _ in lead), start), (*lead, stop), (*(1 for _ in lead), columns + 1)
 
 
 def diag(x: Tensor, diagonal: int = 0) -> Tensor:

@@ -15,7 +15,7 @@ from jobflow.functional.in_place import form
 from jobflow.functional.index_updates import index_put
 from jobflow.functional.indexing import listed
 from jobflow.functional.promotion import cast
-from jobflow.functional.selecting import take
+from jobflow.functional.selecting import diagonal_axes, diagonal_slice, take
 from jobflow.functional.shapes import axis_of, flatten, integer, permute, reshape, unsqueeze
 from jobflow.functional.typed import Tensor
 from jobflow.ops.slice_update import SliceUpdate
@@ -74,17 +74,10 @@ def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim
     """
     what = "diagonal_scatter"
     check_size(what, "offset", offset)
-    a, b = axis_of(what, dim1, x.ndim), axis_of(what, dim2, x.ndim)
-    if a == b or x.ndim < 2:
-        raise ShapeError(f"{what} at {user_line()}: dim1 and dim2 must be two different axes of {x.tensor_type}; got {dim1} and {dim2}")
-    order = [i for i in range(x.ndim) if i not in (a, b)] + [a, b]
+    order = diagonal_axes(what, x, dim1, dim2)
     turned = permute(x, order)
     *lead, rows, columns = turned.shape
-    count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
-    start = (offset if offset >= 0 else -offset * columns) if count else 0
-    stop = start + (count - 1) * (columns + 1) + 1 if count else 0
-    zeros = (0,) * len(lead)
-    window = Slice((*zeros, start), (*lead, stop), (*(1,) * len(lead), columns + 1))
+    window = Slice(*diagonal_slice(turned.shape, offset))
     result = _updated(what, reshape(turned, (*lead, rows * columns)), src, window)
     return permute(reshape(result, turned.shape), [order.index(i) for i in range(x.ndim)])
 

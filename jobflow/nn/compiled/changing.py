@@ -46,7 +46,7 @@ class ChangedValue:
 
 
 def is_number(value: Any) -> bool:
-    """Return True for a value that can be a placeholder: an int or a float, but no bool."""
+    """Return True for an int or a float, which can be a placeholder, but not for a bool."""
     return type(value) in (int, float)
 
 

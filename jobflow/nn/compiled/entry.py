@@ -100,7 +100,7 @@ class Entry:
     # ---------------------------------------------------------------- running
 
     def run(self, call: Call, first: bool) -> Any:
-        """RunResults the plan for a call, apply the effects of the function on Python objects, and return its result.
+        """Run the plan for a call, apply the effects of the function on Python objects, and return its result.
 
         `first` is True directly after the trace, which has already stepped schedules and counters.
         """
@@ -205,7 +205,7 @@ class BackwardPlan:
         attach(later, outputs, [tensors[x] if isinstance(x, int) else x for x in self.leaves])
 
     def run(self, saved: Mapping[int, Array], gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """RunResults this plan for one call, and return the gradients of the leaves.
+        """Run this plan for one call, and return the gradients of the leaves.
 
         `saved` has the arrays of the call by id of a value.  `gradients` are the gradients of the outputs.
         """
