@@ -128,7 +128,7 @@ def as_float(x: Tensor) -> Tensor:
 
 
 def _host_operand(what: str, tensor: Tensor, other: HostValue) -> Tensor:
-    """Return a placeholder for a number, while a function is compiled, as a tensor that has the element type of a number beside `tensor`."""
+    """Return a placeholder for a number, while a function is compiled, as a tensor with the element type that a number has beside `tensor`."""
     value: Tensor
     if isinstance(other.tensor, Tensor):
         value = run(Reshape(()), run(Detach(), other.tensor))

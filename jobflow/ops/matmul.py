@@ -230,7 +230,7 @@ def bias_add(value: Tensor, bias: Tensor, axis: int = 1, *, name: str | None = N
 class AxisSum(Indexed):
     """Sum over all axes but `axis`: the adjoint of Spread."""
 
-    #: array functions are 1.2 to 3 times as fast on AVX-512
+    #: on AVX-512, array functions are 1.2 to 3 times as fast as a compiled loop
     faster_compiled = "never"
 
     axis: int

@@ -126,7 +126,7 @@ class Op(Frozen):
         target = half if self.precision == "half" else float32
         return None if floats == {target} else target
 
-    #: operands for which a compiled loop is faster than array functions in eager execution: "if large" is a matter of their size
+    #: when a compiled loop is faster than array functions in eager execution; "if large": for operands with many elements
     faster_compiled: ClassVar[Literal["always", "if large", "never"]] = "if large"
     #: True if eager execution compiles the op at its first run, because one loop serves operands of all sizes
     compiles_at_once: ClassVar[bool] = False

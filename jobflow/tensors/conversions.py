@@ -25,7 +25,7 @@ from jobflow.runtime.world.world import Rank
 from jobflow.tensors.convert import empty
 from jobflow.tensors.state import EagerState
 
-#: the name of the programs of conversions
+#: the name of every program that converts a layout
 CONVERSION = "convert"
 
 

@@ -76,7 +76,7 @@ class Entry:
             return "the grad of an argument was None and is a tensor, or the reverse"
         for x, elements in self.guarded:
             if x.array.tobytes() != elements:
-                return f"the elements of a tensor {x.tensor_type} changed, on which a Python number of the function depends"
+                return f"a Python number of the function depends on a tensor {x.tensor_type}, whose elements have changed"
         for number in self.host_numbers:
             if number.alike and len({mine["step"] for mine in number.alike}) > 1:
                 return "parameters that had the same number of steps now have different numbers"

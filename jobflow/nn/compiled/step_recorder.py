@@ -99,7 +99,7 @@ class StepRecorder(OptimizerSteps, Building):
     requiring: dict[int, tuple[Tensor, bool]] = field(default_factory=dict)
     #: traced tensors whose elements are Python numbers after every run
     items: list[Tensor] = field(default_factory=list)
-    #: pairs of tensors that share memory since an assignment to `data`
+    #: pairs of tensors that have shared memory since an assignment to `data`
     _sharing: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=list)
     #: constants of the program that have the elements of NumPy arrays, with the arrays and a copy of their elements
     _borrowed: list[tuple[Tensor, Array, bytes]] = field(default_factory=list)
@@ -283,7 +283,7 @@ class StepRecorder(OptimizerSteps, Building):
         return item_of(self.items[-1])
 
     def _update_sharing(self, root: Tensor) -> None:
-        """After a write to `root`, update the tensor with which it shares memory since an assignment to `data`."""
+        """After a write to `root`, update the tensor with which it has shared memory since an assignment to `data`."""
         for pair in self._sharing:
             x, value = (reference() for reference in pair)
             if root is x and value is not None:

@@ -319,12 +319,12 @@ class Bound:
             return filled(self.built.result, (self._output(meta, arrays.get(i), provenance + i) for i, meta in enumerate(self.outputs)))
 
     def _check_guarded(self) -> None:
-        """Raise JobError if the elements of a tensor changed that a Python number of `build` depends on."""
+        """Raise JobError if a Python number of `build` depends on a tensor whose elements have changed."""
         for x, elements in self.built.guarded:
             if x.array.tobytes() != elements:
                 raise JobError(
-                    f"{self.built.name} at {user_line()}: the elements of a tensor {x.tensor_type} changed, on which a Python number of build "
-                    f"depends; create another graph, and load the state_dict() of this graph"
+                    f"{self.built.name} at {user_line()}: a Python number of build depends on a tensor {x.tensor_type}, whose elements "
+                    f"have changed; create another graph, and load the state_dict() of this graph"
                 )
 
     def check_session(self) -> None:
