@@ -32,7 +32,8 @@ histograms.CountingMethods: bincount histc histogram isin searchsorted unique_co
 in_place_shapes.ShapeInPlaceMethods: resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_
 index_updates.UpdateMethods: index_copy index_copy_ index_put index_put_ index_reduce index_reduce_ masked_scatter masked_scatter_ scatter_reduce
     scatter_reduce_ take_along_dim
-matrix_functions.MatrixMethods: cholesky cholesky_inverse cholesky_solve det inverse logdet matrix_exp matrix_power pinverse qr slogdet svd
+matrix_functions.MatrixMethods: cholesky cholesky_inverse cholesky_solve det inverse logdet lu lu_solve matrix_exp matrix_power pinverse qr
+    slogdet svd
 matrix_products.ProductMethods: addbmm addbmm_ addmv addmv_ addr addr_ cross dist inner kron trace vdot
 memory_queries.MemoryMethods: _version data_ptr dim_order get_device is_complex is_conj is_cpu is_inference is_meta is_mps is_pinned is_quantized
     is_same_size is_set_to is_shared is_signed is_sparse is_xpu record_stream share_memory_ storage to_dense untyped_storage

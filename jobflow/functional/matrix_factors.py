@@ -92,7 +92,7 @@ def _plain_floats(what: str, a: Tensor) -> Tensor:
     return a
 
 
-def _valid(what: str, results: Sequence[Tensor], info: Tensor, problem: str) -> Tensor:
+def valid_results(what: str, results: Sequence[Tensor], info: Tensor, problem: str) -> Tensor:
     """Return the results of a batch of matrices, with an assertion that info is 0."""
     (y,) = results
     passed = run(RuntimeAssertion(what, "info", high=0, problem=problem), info)
@@ -105,7 +105,7 @@ def _valid(what: str, results: Sequence[Tensor], info: Tensor, problem: str) -> 
 def inv(A: Tensor) -> Tensor:
     """Return the inverse of square matrices.  Raises: ArgumentError for a singular matrix."""
     y, info = run_several(ops.Inverse(), matrices("linalg.inv", A, square=True))
-    return _valid("linalg.inv", [y], info, "means that the matrix is singular; use pinv")
+    return valid_results("linalg.inv", [y], info, "means that the matrix is singular; use pinv")
 
 
 @checks_arguments
@@ -115,7 +115,7 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> WithInfo:
     With `check_errors`, a singular matrix raises ArgumentError.
     """
     y, info = run_several(ops.Inverse(), matrices("linalg.inv_ex", A, square=True))
-    return WithInfo(_valid("linalg.inv_ex", [y], info, "means that the matrix is singular; use pinv") if check_errors else y, info)
+    return WithInfo(valid_results("linalg.inv_ex", [y], info, "means that the matrix is singular; use pinv") if check_errors else y, info)
 
 
 def _sides(what: str, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, bool]:
@@ -146,7 +146,7 @@ def _solved(what: str, A: Tensor, B: Tensor, left: bool) -> tuple[Tensor, Tensor
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """Return X with A X = B, or X A = B unless `left`; B is a vector, a matrix, or a batch of them.  Raises: ArgumentError for a singular A."""
     x, info, vector = _solved("linalg.solve", A, B, left)
-    x = _valid("linalg.solve", [x], info, "means that the matrix is singular; use lstsq")
+    x = valid_results("linalg.solve", [x], info, "means that the matrix is singular; use lstsq")
     x = x if left else transpose(x, -2, -1)
     return squeeze(x, -1) if vector else x
 
@@ -158,7 +158,7 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
     With `check_errors`, a singular matrix raises ArgumentError.
     """
     x, info, vector = _solved("linalg.solve_ex", A, B, left)
-    x = _valid("linalg.solve_ex", [x], info, "means that the matrix is singular; use lstsq") if check_errors else x
+    x = valid_results("linalg.solve_ex", [x], info, "means that the matrix is singular; use lstsq") if check_errors else x
     x = x if left else transpose(x, -2, -1)
     return WithInfo(squeeze(x, -1) if vector else x, info)
 
@@ -241,7 +241,7 @@ def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
     Only the lower triangle of A is read, or with `upper` the upper one.  Raises: ArgumentError unless A is positive definite.
     """
     L, info = _cholesky("linalg.cholesky", A, upper)
-    L = _valid("linalg.cholesky", [L], info, "means that the matrix is not positive definite")
+    L = valid_results("linalg.cholesky", [L], info, "means that the matrix is not positive definite")
     return transpose(L, -2, -1) if upper else L
 
 
@@ -258,7 +258,7 @@ def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -
     With `check_errors`, such a matrix raises ArgumentError.
     """
     L, info = _cholesky("linalg.cholesky_ex", A, upper)
-    L = _valid("linalg.cholesky_ex", [L], info, "means that the matrix is not positive definite") if check_errors else L
+    L = valid_results("linalg.cholesky_ex", [L], info, "means that the matrix is not positive definite") if check_errors else L
     return WithInfo(transpose(L, -2, -1) if upper else L, info)
 
 

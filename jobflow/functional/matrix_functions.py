@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jobflow.core.errors import ArgumentError, user_line
+from jobflow.functional import lu_functions as triangular
 from jobflow.functional import matrix_factors as factors
 from jobflow.functional.argument_checks import checks_arguments
 from jobflow.functional.dispatch import method
+from jobflow.functional.joining import narrow
 from jobflow.functional.linalg_functions import det, logdet, matrix_exp, matrix_power, slogdet
 from jobflow.functional.matrix_factors import QR, cholesky_inverse, cholesky_solve, inv
-from jobflow.functional.shapes import transpose
+from jobflow.functional.shapes import reshape, transpose
 from jobflow.functional.typed import Tensor
 
 __all__ = [
-    "cholesky", "cholesky_inverse", "cholesky_solve", "det", "inverse", "logdet", "matrix_exp", "matrix_power", "pinverse", "qr", "slogdet", "svd",
+    "cholesky", "cholesky_inverse", "cholesky_solve", "det", "inverse", "logdet", "lu", "lu_solve", "lu_unpack", "matrix_exp",
+    "matrix_power", "pinverse", "qr", "slogdet", "svd",
 ]  # fmt: skip
 
 
@@ -59,6 +62,28 @@ def pinverse(x: Tensor, rcond: float = 1e-15) -> Tensor:
     return factors.pinv(x, rtol=rcond)
 
 
+@checks_arguments
+def lu(A: Tensor, pivot: bool = True, get_infos: bool = False) -> Any:
+    """Return (LU, pivots) of matrices, as `linalg.lu_factor`; with `get_infos`, (LU, pivots, info), also of singular matrices."""
+    packed, pivots, info = triangular.factored("lu", A, pivot, not get_infos)
+    return triangular.FactorsWithInfo(packed, pivots, info) if get_infos else triangular.Factors(packed, pivots)
+
+
+@checks_arguments
+def lu_solve(b: Tensor, LU_data: Tensor, LU_pivots: Tensor) -> Tensor:
+    """Return the solution X of A X = b from the results of `lu`; see `linalg.lu_solve`."""
+    return triangular.lu_solve(LU_data, LU_pivots, b)
+
+
+@checks_arguments
+def lu_unpack(LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> triangular.PLU:
+    """Return (P, L, U) from the results of `lu`; without `unpack_data` or `unpack_pivots`, the entries are empty tensors."""
+    packed = factors.matrices("lu_unpack", LU_data)
+    empty = reshape(narrow(packed, -1, 0, 0), 0)
+    permutation = triangular.permutation_of("lu_unpack", packed, LU_pivots) if unpack_pivots else empty
+    return triangular.PLU(permutation, *(triangular.triangles(packed) if unpack_data else (empty, empty)))
+
+
 class MatrixMethods:
     """Functions of matrices as methods of tensors."""
 
@@ -70,6 +95,8 @@ class MatrixMethods:
     det = method(det)
     inverse = method(inverse, "inverse")
     logdet = method(logdet)
+    lu = method(lu)
+    lu_solve = method(lu_solve)
     matrix_exp = method(matrix_exp)
     matrix_power = method(matrix_power)
     pinverse = method(pinverse)

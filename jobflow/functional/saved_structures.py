@@ -162,7 +162,8 @@ class Decoder:
                 return array[()] if tree["scalar"] else array
             case "dict" | "ordered" | "counter":
                 items = [(self.decoded(key), self.decoded(entry)) for key, entry in value]
-                return {"dict": dict, "ordered": OrderedDict, "counter": _counter}[kind](items)
+                kinds: dict[str, Callable[[Any], Any]] = {"dict": dict, "ordered": OrderedDict, "counter": _counter}
+                return kinds[kind](items)
             case "slice":
                 start, stop, step = map(self.decoded, value)
                 return slice(start, stop, step)
@@ -171,7 +172,8 @@ class Decoder:
             case "size":
                 return Size(value)
             case "named":
-                return namedtuple(tree["name"], tree["fields"])._make(map(self.decoded, value))  # type: ignore[misc]
+                created: Any = namedtuple(tree["name"], tree["fields"])  # type: ignore[misc]
+                return created._make(map(self.decoded, value))
         raise CheckpointError(f"{self.what}: the checkpoint has an entry of unknown kind {kind!r}; use the release that wrote it")
 
     def _tensor(self, tree: dict[str, Any]) -> Tensor:

@@ -15,6 +15,7 @@ from jobflow.functional.special_functions import i0 as i0
 from jobflow.functional.special_functions import i0e as i0e
 from jobflow.functional.special_functions import i1 as i1
 from jobflow.functional.special_functions import i1e as i1e
+from jobflow.functional.special_functions import log_ndtr as log_ndtr
 from jobflow.functional.special_functions import ndtr as ndtr
 from jobflow.functional.special_functions import ndtri as ndtri
 from jobflow.functional.special_functions import polygamma as polygamma

@@ -128,6 +128,15 @@ def ndtr(x: Tensor) -> Tensor:
     return mul(erfc(mul(as_float(x), -math.sqrt(0.5))), 0.5)
 
 
+@rounded_once
+def log_ndtr(x: Tensor) -> Tensor:
+    """Return the logarithm of `ndtr`, accurate for negative x, too."""
+    x = mul(as_float(x), math.sqrt(0.5))
+    low = lt(x, -0.5)
+    tail = sub(log(mul(erfcx(-where(low, x, -1.0)), 0.5)), mul(x, x))
+    return where(low, tail, log1p(mul(erfc(where(low, 0.0, x)), -0.5)))
+
+
 # -------------------------------------------------------------------- two tensors
 
 

@@ -41,7 +41,7 @@ class Size(tuple[int, ...]):
         item: Any = super().__getitem__(key)
         return Size(item) if key.__class__ is slice else item
 
-    def __add__(self, other: Any) -> Size:  # type: ignore[override]
+    def __add__(self, other: Any) -> Size:
         return Size(super().__add__(other))
 
     def __radd__(self, other: tuple[int, ...]) -> Size:

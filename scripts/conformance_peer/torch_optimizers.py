@@ -12,14 +12,17 @@ from torch_trees import Recording, copied, error_record
 
 DTYPES = ("float64", "float32")
 SHAPES = ((4, 3), (5,))
+#: optimizers whose parameters must be matrices
+MATRICES = ("Muon",)
 
 
 def listed() -> list[dict[str, Any]]:
     return [{"name": f"optim.{info.name}"} for info in optim_db]
 
 
-def parameters(dtype: str) -> list[torch.Tensor]:
-    return [torch.from_numpy(weights(shape, i)).to(getattr(torch, dtype)).requires_grad_() for i, shape in enumerate(SHAPES)]
+def parameters(dtype: str, name: str) -> list[torch.Tensor]:
+    shapes = [shape for shape in SHAPES if len(shape) == 2 or name not in MATRICES]
+    return [torch.from_numpy(weights(shape, i)).to(getattr(torch, dtype)).requires_grad_() for i, shape in enumerate(shapes)]
 
 
 class Recorder(Recording):
@@ -39,7 +42,7 @@ class Recorder(Recording):
             self.keep({"dtype": "error", "number": number}, lambda error=error: self.refused(error.optimizer_error_input))
 
     def refused(self, sample: Any) -> dict[str, Any] | None:
-        params = parameters("float64") if sample.params is None else sample.params
+        params = parameters("float64", self.info.name) if sample.params is None else sample.params
         line = self.encode.arguments({"params": params, "kwargs": sample.kwargs})
         try:
             optimizer = self.info.optim_cls(params, **sample.kwargs)
@@ -51,7 +54,7 @@ class Recorder(Recording):
         return None
 
     def answered(self, sample: Any, dtype: str) -> dict[str, Any]:
-        params = parameters(dtype)
+        params = parameters(dtype, self.info.name)
         line = self.encode.arguments({"params": params, "kwargs": sample.kwargs})
         optimizer = self.info.optim_cls(params, **copied(sample.kwargs))
         steps = []

@@ -30,6 +30,10 @@ def constant_of(x: Any, data: Any) -> Any:
     return flow.tensor(np.asarray(data), **where)
 
 
+def multiplied(p: Any, lower: Any, upper: Any) -> Any:
+    return p @ lower @ upper
+
+
 def symmetric(x: Any) -> Any:
     return x + (x.mT if isinstance(x, flow.Tensor) else np.swapaxes(x, -1, -2))
 
@@ -51,6 +55,8 @@ LINEAR_ALGEBRA = (
     (lambda x: L.qr(x)[0], lambda x: np.linalg.qr(x)[0], (WIDE,)),
     (lambda x: L.eigh(symmetric(x))[0], lambda x: np.linalg.eigh(symmetric(x))[0], (BATCH,)),
     (lambda x: L.eigh(symmetric(x))[1].square(), lambda x: np.linalg.eigh(symmetric(x))[1] ** 2, (BATCH,)),
+    (lambda x: multiplied(*L.lu(x)), lambda x: x, (TALL[:, ::-1].copy(),)),
+    (lambda x, b: L.lu_solve(*L.lu_factor(x), b), np.linalg.solve, (BATCH[:, ::-1].copy(), TALL)),
     (L.svdvals, lambda x: np.linalg.svd(x, compute_uv=False), (TALL,)),
     (lambda x: L.svd(x, False)[2].square(), lambda x: np.linalg.svd(x, False)[2] ** 2, (WIDE,)),
     (L.pinv, np.linalg.pinv, (TALL,)),

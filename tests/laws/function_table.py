@@ -102,6 +102,11 @@ def erfcx(x: Array) -> Array:
     return np.where(x > 20, (1 - 1 / (2 * large**2) + 3 / (4 * large**4)) / large / math.sqrt(math.pi), np.exp(x * x) * erfc(x))
 
 
+def log_ndtr(x: Array) -> Array:
+    z = x / math.sqrt(2)
+    return np.where(x < 0, np.log(erfcx(np.maximum(-z, 0)) / 2) - z * z, np.log1p(-erfc(z) / 2))
+
+
 def zeta(s: Array, q: Array) -> Array:
     w = q + 40
     z = sum((q + k) ** -s for k in range(40))
@@ -156,6 +161,7 @@ UNARY = (
     row(lambda x: math.sqrt(2) * erfinv(2 * x - 1), 0.25, 0.75, "special.ndtri"),
     row(lambda x: -x * np.log(x), 0.25, 4, "special.entr"),
     row(erfcx, -2, 4, "special.erfcx"),
+    row(log_ndtr, -8, 4, "special.log_ndtr"),
     row(np.sinc, -2, 2, "sinc special.sinc"),
     row(np.deg2rad, -90, 90, "deg2rad"),
     row(np.rad2deg, -4, 4, "rad2deg"),

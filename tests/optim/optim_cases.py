@@ -34,6 +34,11 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "asgd": ("ASGD", {"lr": 0.125, "lambd": 0.05, "t0": 3, "weight_decay": 0.1}),
     "adadelta": ("Adadelta", {"lr": 1.0, "rho": 0.8, "weight_decay": 0.1}),
 }
+#: the same for optimizers whose rate does not travel as float32, and which graphs do not support
+WHOLE_MATRICES: dict[str, tuple[str, dict[str, Any]]] = {
+    "adafactor": ("Adafactor", {"lr": 0.125, "weight_decay": 0.1}),
+    "adafactor maximize": ("Adafactor", {"lr": 0.5, "eps": (1e-4, 0.01), "d": 1.5, "beta2_decay": -0.5, "maximize": True}),
+}
 #: name of a case -> options of LBFGS
 LBFGS: dict[str, dict[str, Any]] = {
     "lbfgs": {"lr": 0.25, "max_iter": 4},

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from optim_cases import LBFGS
+from optim_cases import LBFGS, STEPS, WHOLE_MATRICES
 from ranks import on_ranks, with_ranks
 
 import jobflow as flow
@@ -145,15 +145,19 @@ CREATED: dict[str, Callable[[Any], Any]] = {
     "asgd": lambda p: optim.ASGD(p, t0=2, lambd=0.1),
     "momentum": Momentum,
     "plain": Plain,
+    "adafactor": optim.Adafactor,
+    "muon": lambda p: optim.Muon(p, lr=0.05),
 }
+#: optimizers that graphs do not support
+COMPOSED = ("momentum", "plain", "adafactor", "muon")
 
 
 @pytest.mark.parametrize("case", CREATED)
 def test_losses_are_equal_in_compiled_steps_and_graphs(case: str) -> None:
     expected = losses(0, CREATED[case], "eager")
-    for kind in ("compiled",) if case in ("momentum", "plain") else ("compiled", "graph"):
+    for kind in ("compiled",) if case in COMPOSED else ("compiled", "graph"):
         np.testing.assert_allclose(losses(0, CREATED[case], kind), expected, rtol=1e-5)
-    if case in ("momentum", "plain"):
+    if case in COMPOSED:
         for values in on_ranks(2, losses, CREATED[case], "eager", flow.sbp.split(0)):
             np.testing.assert_allclose(values, expected, rtol=1e-5)
 
@@ -169,6 +173,52 @@ def test_steps_of_lion_equal_the_formula() -> None:
         w = w * (1 - 0.125 * 0.1) - 0.125 * np.sign(0.9 * m + 0.1 * sign * g)
         m = 0.99 * m + 0.01 * sign * g
         np.testing.assert_allclose(p.detach().numpy(), w, rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", WHOLE_MATRICES)
+def test_steps_of_adafactor_equal_the_record(case: str) -> None:
+    p = parameter(RECORDED["w"])
+    optimizer = optim.Adafactor([p], **WHOLE_MATRICES[case][1])
+    for i in range(STEPS):
+        p.grad = 2 * flow.tensor(RECORDED["a"]) * (p.detach() - flow.tensor(RECORDED["b"]))
+        optimizer.step()
+        np.testing.assert_allclose(p.detach().numpy(), RECORDED[case][i], rtol=1e-9)
+        saved, optimizer = optimizer.state_dict(), optim.Adafactor([p], **WHOLE_MATRICES[case][1])
+        optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("tall", [False, True])
+def test_steps_of_muon_equal_the_formula(tall: bool) -> None:
+    w, g = (RECORDED[name] if tall else RECORDED[name].T.copy() for name in "wb")
+    p, m = parameter(w), 0
+    optimizer = optim.Muon([p], lr=0.125, momentum=0.5)
+    for _ in range(2):
+        p.grad = flow.tensor(g)
+        optimizer.step()
+        m = 0.5 * m + 0.5 * g
+        left, values, right = np.linalg.svd((g + m) / 2, full_matrices=False)
+        values /= np.linalg.norm(values)
+        for _ in range(5):
+            values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+        w = w * (1 - 0.125 * 0.1) - 0.125 * max(1, w.shape[0] / w.shape[1]) ** 0.5 * (left * values) @ right
+        np.testing.assert_allclose(p.detach().numpy(), w, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        ("Adafactor", {"d": 0.5}, "d must be a number of at least 1"),
+        ("Adafactor", {"eps": 1e-3}, "eps must be two numbers"),
+        ("Adafactor", {"beta2_decay": "fast"}, "beta2_decay must be a number of at most 0"),
+        ("Muon", {"ns_steps": 100}, "ns_steps must be an integer from 0 to 99"),
+        ("Muon", {"adjust_lr_fn": "rms"}, 'adjust_lr_fn must be None, "original"'),
+        ("Muon", {"params": [1.0]}, r"params must be matrices; got a parameter float32\[1\]"),
+    ],
+)
+def test_optimizers_of_matrices_refuse_other_options(kind: str, options: dict[str, Any], text: str) -> None:
+    values = options.pop("params", [[1.0]])
+    with pytest.raises(ConfigError, match=rf"optim.{kind} at test_custom_optimizers.py:\d+: {text}"):
+        getattr(optim, kind)([parameter(values)], **options)
 
 
 def test_hooks_are_called_around_steps() -> None:

@@ -22,7 +22,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     w, a, b = (rng.standard_normal(cases.SHAPE) for _ in range(3))
     curves = {"w": w, "a": abs(a), "b": b}
-    for name, (kind, options) in cases.OPTIMIZERS.items():
+    for name, (kind, options) in {**cases.OPTIMIZERS, **cases.WHOLE_MATRICES}.items():
         p = torch.nn.Parameter(torch.tensor(w))
         optimizer = getattr(torch.optim, kind)([p], **options)
         trace = []
@@ -79,7 +79,7 @@ def record_states() -> None:
     """Save the states of the optimizers and of the parameter after half of the steps."""
     curves = np.load(HERE / "steps.npz")
     a, b, states = torch.tensor(curves["a"]), torch.tensor(curves["b"]), {}
-    for name, (kind, options) in cases.OPTIMIZERS.items():
+    for name, (kind, options) in {**cases.OPTIMIZERS, **cases.WHOLE_MATRICES}.items():
         p = torch.nn.Parameter(torch.tensor(curves["w"]))
         optimizer = getattr(torch.optim, kind)([p], **options)
         for _ in range(cases.STEPS // 2):
