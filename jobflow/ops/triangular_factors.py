@@ -36,7 +36,7 @@ class Lu(OfMatrices):
         rows, columns = a.shape[-2:]
         count, steps = math.prod(a.shape[:-2]), min(rows, columns)
         work = xp.array(a).reshape(count, rows, columns)
-        each, found = xp.arange(count), xp.zeros(count, xp.int32)
+        each, singular = xp.arange(count), xp.zeros(count, xp.int32)
         exchanged = xp.zeros((count, steps), xp.int32)
         for j in range(steps):
             best = j + xp.argmax(xp.abs(work[:, j:, j]), axis=1)
@@ -45,12 +45,12 @@ class Lu(OfMatrices):
             work[each, j] = work[each, best]
             work[each, best] = upper
             zero = work[:, j, j] == 0
-            found = xp.where((found == 0) & zero, j + 1, found)
+            singular = xp.where((singular == 0) & zero, j + 1, singular)
             work[:, j + 1 :, j] /= xp.where(zero, 1, work[:, j, j])[:, None]
             work[:, j + 1 :, j + 1 :] -= work[:, j + 1 :, j, None] * work[:, j, None, j + 1 :]
         packed[...] = work.reshape(a.shape)
         pivots[...] = exchanged.reshape(pivots.shape)
-        info[...] = found.reshape(info.shape)
+        info[...] = singular.reshape(info.shape)
 
     def grad(self, *tensors: Tensor | None) -> Grads:
         a, packed, pivots, _, dpacked, *_ = tensors
@@ -62,18 +62,18 @@ class Lu(OfMatrices):
         block, slope = (_part(x, (0, 0), (inner, inner)) for x in (packed, dpacked))
         lower, upper = add(tril(block, -1), identity(block)), triu(block)
         left, right = (turned(apply(Inverse(), x)[0]) for x in (lower, upper))
-        further = None
+        outside = None
         dlower, dupper = tril(slope, -1), triu(slope)
         if rows < columns:
-            further = product(left, _part(dpacked, (0, inner), (rows, columns)))
-            dlower = subtract(dlower, tril(product(further, turned(_part(packed, (0, inner), (rows, columns)))), -1))
+            outside = product(left, _part(dpacked, (0, inner), (rows, columns)))
+            dlower = subtract(dlower, tril(product(outside, turned(_part(packed, (0, inner), (rows, columns)))), -1))
         elif rows > columns:
-            further = product(_part(dpacked, (inner, 0), (rows, columns)), right)
-            dupper = subtract(dupper, triu(product(turned(_part(packed, (inner, 0), (rows, columns))), further)))
+            outside = product(_part(dpacked, (inner, 0), (rows, columns)), right)
+            dupper = subtract(dupper, triu(product(turned(_part(packed, (inner, 0), (rows, columns))), outside)))
         middle = add(tril(product(turned(lower), dlower), -1), triu(product(dupper, turned(upper))))
         result = product(product(left, middle), right)
-        if further is not None:
-            result = call(Concat(a.tensor_type.ndim - (1 if rows < columns else 2)), result, further)
+        if outside is not None:
+            result = call(Concat(a.tensor_type.ndim - (1 if rows < columns else 2)), result, outside)
         return (product(call(PivotMatrix(rows, a.tensor_type.dtype), pivots), result),)
 
     @classmethod
