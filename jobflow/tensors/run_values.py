@@ -123,7 +123,7 @@ class HostList:
     def extend(self, elements: Any) -> None:
         self.appended.extend(elements)
 
-    def __iadd__(self, elements: Any) -> HostList:
+    def __iadd__(self, elements: Any) -> HostList:  # type: ignore[misc]
         self.extend(elements)
         return self
 
