@@ -28,7 +28,7 @@ from jobflow.ops.scatter_reduce import ScatterMax, ScatterMin, ScatterProd
 from jobflow.tensors.run import run
 
 __all__ = [
-    "index_copy", "index_put", "index_reduce", "masked_scatter", "scatter_reduce", "take_along_dim",
+    "index_copy", "index_put", "index_put_", "index_reduce", "masked_scatter", "scatter_reduce", "take_along_dim",
 ]  # fmt: skip
 
 
