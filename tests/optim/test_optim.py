@@ -23,6 +23,8 @@ from jobflow.optim import lr_scheduler
 
 RECORDED = dict(np.load(Path(__file__).parent / "references" / "steps.npz"))
 LAYOUTS: dict[str, tuple[Any, ...]] = {"B": (B,), "S(0)": (S(0),), "S(1)": (S(1),)}
+#: layouts on 3 and 4 ranks, some of which have no elements
+WIDE = {"S(1) of 3": ((0, 1, 2), (3,), (S(1),)), "S(0) of 4": ((0, 1, 2, 3), (4,), (S(0),)), "S(1) then S(1)": ((0, 1, 2, 3), (2, 2), (S(1), S(1)))}
 
 
 def tensor(array: np.ndarray[Any, Any], rank: int = 0, layout: Layout | None = None) -> Tensor:
@@ -59,6 +61,17 @@ def test_steps_do_not_depend_on_the_layout(case: str, lies: str) -> None:
     (local,) = on_ranks(1, steps, kind, options, None, 3)
     layout = Layout(Placement("cpu", (0, 1)), LAYOUTS[lies])
     for values in on_ranks(2, steps, kind, options, layout, 3):
+        np.testing.assert_allclose(values, local, rtol=1e-12)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lies", WIDE)
+@pytest.mark.parametrize("case", [*OPTIMIZERS, "lamb"])
+def test_steps_on_more_ranks_equal_local_steps(case: str, lies: str) -> None:
+    kind, options = {**OPTIMIZERS, "lamb": ("LAMB", {"lr": 0.125, "weight_decay": 0.1})}[case]
+    (local,) = on_ranks(1, steps, kind, options, None, 3)
+    ranks, mesh, sbp = WIDE[lies]
+    for values in on_ranks(len(ranks), steps, kind, options, Layout(Placement("cpu", ranks, mesh), sbp), 3):
         np.testing.assert_allclose(values, local, rtol=1e-12)
 
 
