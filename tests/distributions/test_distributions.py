@@ -33,19 +33,24 @@ def test_values_and_gradients_equal_pytorch(case: str) -> None:
     check(case, results(d, case, local))
 
 
-@pytest.mark.parametrize("sbp", [pytest.param(flow.sbp.broadcast, marks=pytest.mark.full), flow.sbp.split(0)], ids=str)
-def test_global_parameters_have_the_values_and_gradients_of_pytorch(sbp: Any) -> None:
+SPLIT, WHOLE = flow.sbp.split(0), flow.sbp.broadcast
+#: ranks and their layouts
+SPREAD = [([0, 1], [WHOLE]), ([0, 1, 2], [SPLIT]), ([[0, 1], [2, 3]], [SPLIT, WHOLE])]
+
+
+@pytest.mark.parametrize(("ranks", "sbp"), [([0, 1], [SPLIT]), *(pytest.param(*each, marks=pytest.mark.full) for each in SPREAD)], ids=str)
+def test_global_parameters_have_the_values_and_gradients_of_pytorch(ranks: Any, sbp: list[Any]) -> None:
     def program(rank: int) -> None:
-        here = flow.placement("cpu", range(2))
+        here = flow.placement("cpu", ranks)
 
         def spread(array: Any) -> Any:
-            x = flow.tensor(array, placement=here, sbp=sbp)
+            x = flow.tensor(array, placement=here, sbp=sbp if array.ndim else [WHOLE] * len(sbp))
             return x.requires_grad_() if x.is_floating_point() else x
 
         for case in CASES:
             check(case, results(d, case, spread))
 
-    on_ranks(2, program)
+    on_ranks(int(np.size(ranks)), program)
 
 
 #: distribution -> mean and standard deviation of its samples, which `mean` and `stddev` return
