@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,12 @@ class Row:
     jobs: tuple[str, ...] = ()
     options: tuple[Any, ...] = ()
     operator: str = ""
+    #: arguments without a derivative
+    constant: tuple[int, ...] = ()
+
+    def detached(self, tensors: Any) -> list[Any]:
+        """Return the tensors of a call; those without a derivative are detached."""
+        return [x.detach() if i in self.constant and hasattr(x, "detach") else x for i, x in enumerate(tensors)]
 
     def arguments(self, uniform: Any) -> list[Any]:
         """Map numbers between 0 and 1, one array or tensor per argument, to the domain."""
@@ -265,7 +271,7 @@ BINARY = (
     pair(np.fmin, "fmin", second=SAME),
     pair(lambda x, y: x * 2**y, "ldexp", second=SAME),
     pair(xlogy, "xlogy special.xlogy", low=0, second=(0.5, 2)),
-    pair(zeta, "special.zeta", low=1.25, second=(0.5, 2)),
+    replace(pair(zeta, "special.zeta", low=1.25, second=(0.5, 2)), constant=(0,)),
     pair(lambda x, y: xlogy(x, 1 + y), "special.xlog1py", low=0, second=(0.5, 2)),
     pair(lambda x, y: (x - y) ** 2, "", "squared_difference"),
     pair(lambda x, y: np.divide(x, y, out=np.zeros_like(x), where=x != 0), "", "xdivy", low=0, second=(0, 2)),

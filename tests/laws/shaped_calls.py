@@ -6,6 +6,7 @@ digit is a length.  `"x:ab x:b3"` are two tensors; the second one has the last a
     x  different numbers between -2 and 2   p  between 0.3 and 2        u  between 0.1 and 0.9   n  numbers, some of them NaN, without gradients
     z  -1, 0 and 1, without gradients       i  integers from -9 to 9    d  integers, not 0       k  integers from 0 to 4
     b  truth values                         o  ascending numbers        @a  indices of an axis of size a
+    c  as x, without gradients
     q  regular matrices                     s  symmetric positive definite matrices              l  lower triangular, regular matrices
 
 Names start with `F` for `nn.functional`, and with `x` for methods of the first tensor.  The reference of a row is the call with local tensors, which
@@ -81,7 +82,7 @@ def _values(random: np.random.Generator, kind: str, shape: tuple[int, ...], size
     if kind in "qsl":
         eye = np.eye(shape[-1])
         return {"q": lambda: x + 5 * eye, "s": lambda: x @ x.swapaxes(-1, -2) + eye, "l": lambda: np.tril(x / 4) + 2 * eye}[kind]()
-    return {"x": x, "p": (x + 2) * 0.425 + 0.3, "u": (x + 2) * 0.2 + 0.1}[kind]
+    return {"x": x, "c": x, "p": (x + 2) * 0.425 + 0.3, "u": (x + 2) * 0.2 + 0.1}[kind]
 
 
 def public(name: str) -> Callable[..., Any]:
@@ -123,7 +124,15 @@ def _of_tables() -> list[Row]:
         for axes in (("ab",), ("",)) if len(each.domain) == 1 else (("ab", "b"), ("b", "ab"), ("", "ab"), ("a1", "b")):
             if axes[0] or not each.options or name not in ("softmax", "log_softmax", "softmin"):
                 call = partial(_called, public(word), each.options)
-                rows.append(Row(f"{word} {axes} {each.options or ''}", call, tuple(("x", a) for a in axes), each.domain, each.options))
+                rows.append(
+                    Row(
+                        f"{word} {axes} {each.options or ''}",
+                        call,
+                        tuple(("c" if i in each.constant else "x", a) for i, a in enumerate(axes)),
+                        each.domain,
+                        each.options,
+                    )
+                )
     return rows
 
 
@@ -145,8 +154,6 @@ ELEMENTWISE = (
     row("special.logit", "u:ab", eps=0.2),
     row("softmax", "x:abc", 1, dtype=flow.float64),
     row("log_softmax", "x:ab", 0, dtype=flow.float64),
-    row("special.erfcx", "x:ab"),
-    of("special.zeta", "p:ab p:b", lambda x, y: flow.special.zeta(x + 1.5, y)),
 )
 LINEAR_ALGEBRA = (
     row("linalg.inv", "q:abb"),

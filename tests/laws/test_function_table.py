@@ -66,7 +66,7 @@ class Call:
 
     def on(self, uniform: Sequence[Any]) -> Any:
         """Call the function with tensors of numbers between 0 and 1."""
-        return self.function(*self.row.arguments(uniform))
+        return self.function(*self.row.detached(self.row.arguments(uniform)))
 
     def expected(self, uniform: Sequence[Any]) -> Any:
         return self.reference(*self.row.arguments(uniform))
@@ -231,7 +231,7 @@ def test_global_tensors_equal_numpy_in_every_layout(table: str, n: int) -> None:
     """
     rows = [row for row in TABLES[table] if row.names and row not in ACTIVATIONS]
     uniform = UNIFORM[: len(rows[0].domain)]
-    cases = [(lambda *x, row=row: public(row.names[0])(*x, *row.options), row.reference, row.arguments(uniform)) for row in rows]
+    cases = [(lambda *x, row=row: public(row.names[0])(*row.detached(x), *row.options), row.reference, row.arguments(uniform)) for row in rows]
     compare(n, cases, 1e-6)
 
 
