@@ -47,7 +47,7 @@ def data_ptr(x: Tensor) -> int:
 
 def get_device(x: Tensor) -> int:
     """Return the index of the tensor's GPU; -1 on the host."""
-    return where.device_of(x).index if is_cuda(x) and x.layout is None else -1
+    return (where.device_of(x).index or 0) if is_cuda(x) and x.layout is None else -1
 
 
 def is_same_size(x: Tensor, other: Tensor) -> bool:

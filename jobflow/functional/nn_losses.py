@@ -72,7 +72,7 @@ def one_shape(what: str, **operands: Tensor | None) -> None:
         )
 
 
-def _alike(what: str, input: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _alike(what: str, input: Any, target: Any, weight: Any = None) -> tuple[Any, Any]:
     """Return input and target, broadcast to one shape with a notice, because broadcasting is often a mistake.
 
     Raises: ShapeError if they do not broadcast together, or if `weight` does not have the shape of the result.

@@ -301,7 +301,7 @@ class SparseTensor(NotDense):
                 self._placed[key] = placed
         if trained:
             return [*placed, values]
-        if key != (None if local else values.layout.placement):
+        if key != (None if values.layout is None else values.layout.placement):
             return [*placed, self._copy_of_values(dense, key)]
         if (building := building_now()) is not None:
             building.constant(values)

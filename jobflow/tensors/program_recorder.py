@@ -197,6 +197,7 @@ class ProgramRecorder(ABC, Generic[T]):
                 view._synced_version = x.version
                 self._hold(view, value)
                 if below is not None:
+                    assert view.base is not None
                     self.here.grad_enabled = self.here.grad_enabled and not isinstance(view.base[1], Detach)
                     value = self._around(view, below)
         finally:
