@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,17 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, counted, user_line
 from jobflow.core.layout import Layout
-from jobflow.core.types import TensorType
+from jobflow.core.types import TensorType, Typed
+from jobflow.functional.dispatch import record_call
 from jobflow.functional.gradients import enable_grad, grad, no_grad, seeds_of, set_grad_enabled, tensors_of
 from jobflow.functional.promotion import cast
 from jobflow.functional.typed import Tensor
 from jobflow.ops.broadcast import SumTo
-from jobflow.ops.op import apply
+from jobflow.ops.scalar import FillLike
 from jobflow.tensors import backward as passes
 from jobflow.tensors import in_place_writes as writing
-from jobflow.tensors.state import building_now, running, state
+from jobflow.tensors.run import run
+from jobflow.tensors.state import building_now, state
 from jobflow.tensors.tape import Gradients, TapeNode, edge_of, note
 
 __all__ = ["Function", "backward", "enable_grad", "grad", "no_grad", "set_grad_enabled"]
@@ -119,25 +121,44 @@ class Function:
     def apply(cls, *arguments: Any) -> Any:
         """Call `forward` and attach `backward` as the gradient of its result.
 
-        Compiled functions record the operations of both methods.
-        Raises: JobError while a job or a graph is traced; ArgumentError if a dirty input is not returned.
+        Compiled functions record the operations of both methods.  Graphs and jobs call `backward` once, directly after `forward`.
+        Raises: ArgumentError if a dirty input is not returned; in graphs and jobs, JobError if `backward` samples or overwrites other tensors.
         """
+        if any(isinstance(x, Typed) for x in arguments):
+            return record_call(f"{cls.__name__}.apply", cls.apply, arguments)
         here, building = state(), building_now()
         if building is not None and not building.differentiates:
-            raise JobError(f"{cls.__name__} at {user_line()}: an autograd.Function cannot be traced in {running()}; use functions of jobflow there")
+            return cls._traced(building, arguments)
         edge = edge_of if building is None else building.edge
         edges = [edge(each) if isinstance(each, Tensor) else None for each in arguments]
         saved = Saved(cls.__name__, tuple(edge is not None for edge in edges))
-        with no_grad():
-            result = cls.forward(saved, *arguments) if cls.setup_context is None else cls.forward(*arguments)
-            if cls.setup_context is not None:
-                cls.setup_context(saved, arguments, result)
-        outputs = list(result) if isinstance(result, tuple) else [result]
+        result, outputs = cls._forward(saved, arguments)
         node = None
         if here.grad_enabled and any(saved.needs_input_grad):
             gradient = UserGradient(cls, saved, [_kind(x) for x in arguments], [_kind(y) for y in outputs])
             node = TapeNode(cls.__name__, tuple(edges), len(outputs), gradient)
-        results = _results(saved, arguments, outputs, node)
+        results = _results(saved, arguments, outputs, None if node is None else partial(_noted, node))
+        return tuple(results) if isinstance(result, tuple) else results[0]
+
+    @classmethod
+    def _forward(cls, saved: Saved, arguments: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Call `forward` without recording gradients; return its result, and the result as a list of outputs."""
+        with no_grad():
+            result = cls.forward(saved, *arguments) if cls.setup_context is None else cls.forward(*arguments)
+            if cls.setup_context is not None:
+                cls.setup_context(saved, arguments, result)
+        return result, list(result) if isinstance(result, tuple) else [result]
+
+    @classmethod
+    def _traced(cls, building: Any, arguments: Sequence[Any]) -> Any:
+        """Record `forward` in a graph or job, and `backward` as the gradient of its result."""
+        needs = tuple([state().grad_enabled and isinstance(x, Tensor) and building.needs_gradient(x) for x in arguments])
+        before = {i: building.snapshot(arguments[i]) for i, needed in enumerate(needs) if needed}
+        kinds = [_kind(x) for x in arguments]
+        saved = Saved(cls.__name__, needs)
+        result, outputs = cls._forward(saved, arguments)
+        gradient = UserGradient(cls, saved, kinds, [_kind(y) for y in outputs])
+        results = _results(saved, arguments, outputs, partial(_recorded, building, gradient, before) if before else None)
         return tuple(results) if isinstance(result, tuple) else results[0]
 
 
@@ -160,8 +181,42 @@ def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], node: TapeNode | None) -> list[Any]:
-    """Return the outputs of `forward`, attached to `node`; raise ArgumentError if a dirty tensor is not among the outputs.
+#: A function from the outputs of forward, and the same list with None for outputs without a gradient, to the outputs with their gradients.
+Attach = Callable[[list[Any], list[Any]], list[Any]]
+
+
+def _noted(node: TapeNode, fresh: list[Any], differentiable: list[Any]) -> list[Any]:
+    """Attach the outputs of `forward` to a node of the tape."""
+    note(node, differentiable)
+    return fresh
+
+
+def _recorded(building: Any, gradient: UserGradient, before: Mapping[int, Tensor], fresh: list[Any], differentiable: list[Any]) -> list[Any]:
+    """Record `backward` of a Function in a program; return the outputs of `forward`, whose gradient it computes.
+
+    `before` has the arguments that need a gradient, with their values before `forward`.
+    """
+    places = [i for i, y in enumerate(differentiable) if y is not None and y.tensor_type.dtype.is_float]
+    if not places:
+        return fresh
+    tensors = [building.known(fresh[i]) for i in places]
+    with building.recording_gradient(f"{gradient.function.__name__} at {user_line()}"):
+        placeholders = [building.output_gradient(y) for y in tensors]
+        output_gradients: list[Tensor | None] = [
+            run(FillLike(0.0), y) if isinstance(y, Tensor) and gradient.saved._zeros else None for y in fresh
+        ]
+        for i, placeholder in zip(places, placeholders, strict=True):
+            output_gradients[i] = building.snapshot(placeholder)
+        gradients = gradient((), output_gradients)
+        own = {i: building.snapshot(gradients[i]) for i in before if gradients[i] is not None}
+    if not own:
+        return fresh
+    results = iter(building.with_gradients([before[i] for i in own], tensors, placeholders, list(own.values())))
+    return [next(results) if i in places else y for i, y in enumerate(fresh)]
+
+
+def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], attach: Attach | None) -> list[Any]:
+    """Return the outputs of `forward`, with their gradients by `attach`; raise ArgumentError if a dirty tensor is not among the outputs.
 
     An argument among the outputs is replaced by a new tensor in the same memory, except for a dirty argument.
     """
@@ -173,11 +228,12 @@ def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], nod
         )
     argument_ids = {id(x) for x in arguments}
     fresh = [y.detach() if isinstance(y, Tensor) and id(y) in argument_ids else y for y in outputs]
-    if node is not None:
-        note(node, [y if isinstance(y, Tensor) and id(old) not in without else None for y, old in zip(fresh, outputs, strict=True)])
+    if attach is not None:
+        fresh = attach(fresh, [y if isinstance(y, Tensor) and id(old) not in without else None for y, old in zip(fresh, outputs, strict=True)])
     for i, old in enumerate(outputs):
         if id(old) in dirty:
-            writing.may_write(state(), old, saved._name)
+            if building is None or building.differentiates:
+                writing.may_write(state(), old, saved._name)
             if building is None:
                 writing.written(state(), old, fresh[i], saved._name)
             else:
@@ -211,7 +267,7 @@ class _Kind:
         if placement != own:
             raise ShapeError(f"{what} is {gradient.layout or 'local'}, but the argument is {self.layout or 'local'}; use to_global or to_local")
         if gradient.tensor_type.shape != self.tensor_type.shape:
-            gradient = apply(SumTo(self.tensor_type.shape), gradient)
+            gradient = run(SumTo(self.tensor_type.shape), gradient)
         return cast(gradient, self.tensor_type.dtype)
 
 
@@ -234,7 +290,7 @@ class UserGradient:
             for kind, gradient in zip(self.outputs, gradients, strict=True)
         ]
         building = building_now()
-        with scope.using(interpreter=None if building is None else building.tracer):
+        with scope.using(interpreter=None if building is None else building.interpreter):
             returned = self.function.backward(self.saved, *output_gradients)
         listed = list(returned) if isinstance(returned, tuple | list) else [returned]
         what, expected = f"{self.function.__name__}.backward at {user_line()}", len(self.arguments)

@@ -6,9 +6,9 @@ sort = of_tensors(sort, "sort")     accepts eager tensors, tensors of nn.Graph.b
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper, wraps
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -126,18 +126,36 @@ def _has_job_tensors(roles: Roles, arguments: tuple[Any, ...], named: dict[str, 
 
 def _recorded(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Record the call in the body being traced; raise JobError for an eager tensor, or for a tensor of a job whose tracing has ended."""
+    return record_call(roles.what, roles.function, arguments, named, roles.named_arguments(arguments, named))
+
+
+def record_call(
+    what: str,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    named: Mapping[str, Any] = MappingProxyType({}),
+    names: Iterable[tuple[str, Any]] | None = None,
+) -> Any:
+    """Record the call of a function in the body of the job being traced; `names` are the arguments with their names, for messages.
+
+    Raises: JobError for an eager tensor, or for a tensor of a job whose tracing has ended.
+    """
     from jobflow.tensors import job_recorder  # not imported by programs without jobs
 
     body = scope.current().interpreter
-    for name, argument in roles.named_arguments(arguments, named):
+    for name, argument in enumerated(arguments) if names is None else names:
         if isinstance(argument, Typed) and not job_recorder.is_body(body):
             raise JobError(
-                f"{roles.what} at {user_line()}: {name} is a tensor {argument.tensor_type} of a job whose tracing has ended; "
-                "return its value from the job"
+                f"{what} at {user_line()}: {name} is a tensor {argument.tensor_type} of a job whose tracing has ended; return its value from the job"
             )
         if is_tensor(argument) and not isinstance(argument, Typed) and argument.traced is None:
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {argument.tensor_type} {job_recorder.NOT_OF_THE_JOB}")
-    return job_recorder.recorded(body, roles.function, arguments, named)
+            raise JobError(f"{what} at {user_line()}: {name} is a tensor {argument.tensor_type} {job_recorder.NOT_OF_THE_JOB}")
+    return job_recorder.recorded(body, function, arguments, named)
+
+
+def enumerated(arguments: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return the arguments of a call with names for messages: "argument 0", ..."""
+    return [(f"argument {i}", argument) for i, argument in enumerate(arguments)]
 
 
 def as_public(word: str, value: Any) -> Any:

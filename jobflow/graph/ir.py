@@ -16,6 +16,7 @@ from jobflow.core.types import TensorType, Typed
 from jobflow.ops.layout_ops import Identity, StaticShape, ViewConversion
 from jobflow.ops.op import Op
 from jobflow.ops.source import Input
+from jobflow.ops.user_gradient import UserGradient
 
 #: The phase of a node: the user's program, its gradients, or the step that writes variables.
 Phase = Literal["forward", "backward", "update"]
@@ -78,6 +79,8 @@ def _batch_axes(node: Node, inputs: Sequence[int | None]) -> Sequence[int | None
         return [0 if node.op.split and node.outputs[0].shape else None]
     if isinstance(node.op, ViewConversion | Identity):
         return inputs
+    if isinstance(node.op, UserGradient):
+        return node.op.results(inputs)
     layouts = tuple(B if axis is None else S(axis) for axis in inputs)
     signatures = node.op.rule(*(x.tensor_type for x in node.inputs)).signatures() if node.inputs else ()
     outputs = next((each.outputs for each in signatures if each.inputs == layouts), ())

@@ -16,6 +16,7 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, user_line
 from jobflow.core.layout import B, Layout, P, Placement, Sbp
+from jobflow.compiler.front.trace import Tracer
 from jobflow.engine.body import JobBody
 from jobflow.engine.distribute import is_local
 from jobflow.engine.operators import TensorOperators
@@ -88,6 +89,15 @@ class JobRecorder(ProgramRecorder[TensorBase]):
         self.here.building, self.here.grad_enabled = self, outer is None or outer.grad_enabled
         return self._entered[1]
 
+    @property
+    def program(self) -> Tracer:
+        """The record of the job."""
+        return self.body.tracer
+
+    @property
+    def interpreter(self) -> Any:
+        return self
+
     # ---------------------------------------------------------------- ops
 
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[TensorBase, ...]:
@@ -101,13 +111,20 @@ class JobRecorder(ProgramRecorder[TensorBase]):
 
     def _ran(self, op: Op, inputs: Sequence[TensorBase]) -> tuple[TensorBase, ...]:
         outputs = self._recorded(op, [self._handle(x, op) for x in inputs])
-        if not self.here.grad_enabled:
+        if self.trains and not self.here.grad_enabled:
             outputs = tuple([self._recorded(Detach(), [self._handle(each, op)])[0] for each in outputs])
         return outputs
 
     def _applied(self, op: Op, known: Sequence[TensorBase]) -> tuple[Sequence[Any], Sequence[None]]:
         outputs = self._recorded(op, [x.traced for x in known])
         return [self._handle(x, op) for x in outputs], (None,) * len(outputs)
+
+    def needs_gradient(self, x: TensorBase) -> bool:
+        """Return True for floating point tensors, because the job's losses are unknown while functions run."""
+        return self.trains and x.tensor_type.dtype.is_float
+
+    def _marked(self, op: Op, inputs: Sequence[TensorBase], like: TensorBase) -> Sequence[Any]:
+        return self._applied(op, inputs)[0]
 
     def _handle(self, x: TensorBase, op: Op) -> Any:
         """Return the tensor of the job that x represents; outside modules, raise JobError if x is not a traced tensor."""

@@ -11,7 +11,8 @@ again from the base before they are read.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import jobflow.core.scope as scope
@@ -24,6 +25,7 @@ from jobflow.ops.scalar import Detach
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
 from jobflow.ops.source import Literal
+from jobflow.ops.user_gradient import OutputGradient, UserGradient
 from jobflow.tensors.state import EagerState, Generator
 from jobflow.tensors.tensor import TensorBase
 
@@ -69,10 +71,22 @@ class ProgramRecorder(ABC, Generic[T]):
     tracer: Tracer
     #: True if gradients are needed
     trains: bool = True
+    #: True while the backward of an autograd.Function is recorded
+    reversing = False
     #: messages of the errors of `refuse_tracing`, which user code may catch
     forbidden: list[str]
     #: by id of a tensor with values: its current traced value
     _standing: dict[int, T]
+
+    @property
+    def program(self) -> Tracer:
+        """The record of the program."""
+        return self.tracer
+
+    @property
+    def interpreter(self) -> Any:
+        """The interpreter of user code."""
+        return self.tracer
 
     # ---------------------------------------------------------------- ops
 
@@ -175,27 +189,28 @@ class ProgramRecorder(ABC, Generic[T]):
     def write(self, x: T, new_value: T) -> None:
         """Assign `new_value` to x and update the bases of x; a tensor with values receives the new value after the run.
 
-        Raises: JobError if the gradient of the old value of x would be lost.
+        Where no gradients are recorded (no_grad, detach, data), the gradient of the new value is the gradient of the old value.
+        Raises: JobError in the backward of an autograd.Function for a tensor from outside of this backward.
         """
         chain = [x]
         while (base := chain[-1].base) is not None:
             chain.append(base[0])
-        hidden = not self.here.grad_enabled
+        if self.reversing and self.known(chain[-1]).traced.node.phase != "backward":
+            raise JobError(
+                f"in-place write at {user_line()}: the backward of an autograd.Function cannot overwrite a tensor {x.tensor_type} from outside of "
+                f"it in {self.running}; overwrite a clone() of the tensor"
+            )
+        hidden, kept = not self.here.grad_enabled, []
         for tensor in chain:
-            if hidden and self.trains and tensor.traced is not None and self.known(tensor)._needs_gradient:
-                raise JobError(
-                    f"in-place write at {user_line()}: a tensor {tensor.tensor_type} that requires gradients cannot be overwritten in "
-                    f"{self.running} where no gradients are recorded (no_grad, detach or data), because its gradient would be lost; overwrite a "
-                    f"clone() of it, or overwrite it where gradients are recorded"
-                )
+            kept.append(self.snapshot(tensor) if hidden and tensor.traced is not None and self.needs_gradient(tensor) else None)
             hidden = hidden or (tensor.base is not None and isinstance(tensor.base[1], Detach))
         value = self.known(new_value)
         self.known(x).wrote()
         before = self.here.grad_enabled
         try:
-            for view, below in zip(chain, [*chain[1:], None], strict=True):
+            for view, below, old in zip(chain, [*chain[1:], None], kept, strict=True):
                 view._synced_version = x.version
-                self._hold(view, value)
+                self._hold(view, value if old is None else self._with_gradient_of(old, value))
                 if below is not None:
                     assert view.base is not None
                     self.here.grad_enabled = self.here.grad_enabled and not isinstance(view.base[1], Detach)
@@ -225,6 +240,62 @@ class ProgramRecorder(ABC, Generic[T]):
     @abstractmethod
     def _write(self, x: T, standing: T, value: T) -> None:
         """Assign `value` to a tensor with values, replacing its current traced value `standing`."""
+
+    # ---------------------------------------------------------------- gradients that user code defines
+
+    def needs_gradient(self, x: T) -> bool:
+        """Return True if the program computes the gradient of x."""
+        return self.trains and self.known(x)._needs_gradient
+
+    def snapshot(self, x: T) -> T:
+        """Return a traced tensor with the present value of x, which later writes to x do not affect."""
+        now = self.known(x)
+        result: T = TensorBase.new(now.tensor_type, now.layout, None, now.traced)
+        result._needs_gradient = now._needs_gradient
+        return result
+
+    @contextmanager
+    def recording_gradient(self, what: str) -> Iterator[None]:
+        """Record the operations inside the `with` block as the computation of a user-defined gradient.
+
+        Raises: JobError for random numbers and for writes to variables, because the block runs when the function is called.
+        """
+        tracer, before = self.program, (self.trains, self.reversing, self.here.grad_enabled)
+        inputs, updates = len(tracer.inputs), dict(tracer.updates)
+        self.trains, self.reversing, self.here.grad_enabled = False, True, False
+        try:
+            with tracer.phased("backward", None):
+                yield
+        finally:
+            self.trains, self.reversing, self.here.grad_enabled = before
+        if len(tracer.inputs) != inputs or tracer.updates != updates:
+            problem = "samples random numbers" if len(tracer.inputs) != inputs else "overwrites a tensor from outside of it"
+            raise JobError(f"{what}: backward {problem}, which {self.running} does not support; do it in forward, or use flow.compile")
+
+    def output_gradient(self, y: T) -> T:
+        """Return a placeholder for the gradient of y, with the layout of this gradient."""
+        return self.run(OutputGradient(), [self.known(y)])[0]
+
+    def with_gradients(self, arguments: Sequence[T], results: Sequence[T], placeholders: Sequence[T], gradients: Sequence[T]) -> tuple[T, ...]:
+        """Return tensors equal to `results`; `gradients`, computed from `placeholders`, are the gradients of `arguments`."""
+        known = [self.known(x) for x in results]
+        values = self._marked(UserGradient(len(arguments)), [self.known(x) for x in (*arguments, *known, *placeholders, *gradients)], known[0])
+        outputs = tuple([TensorBase.new(y.tensor_type, y.layout, None, value) for y, value in zip(known, values, strict=True)])
+        for y in outputs:
+            y._needs_gradient = y.tensor_type.dtype.is_float
+        return outputs
+
+    def _marked(self, op: Op, inputs: Sequence[T], like: T) -> Sequence[Any]:
+        """Record `op` on the placement of `like`, and return its output values."""
+        return self._record(op, [x.traced for x in inputs], like.traced.node.placement)
+
+    def _with_gradient_of(self, old: T, new: T) -> T:
+        """Return a tensor equal to `new`, whose gradient is the gradient of `old`."""
+        if old.layout is not None and new.layout != old.layout:
+            new = self.known(self.change(new, old.layout, None))
+        with self.recording_gradient("in-place write"):
+            placeholder = self.output_gradient(new)
+        return self.with_gradients([old], [new], [placeholder], [placeholder])[0]
 
     # ---------------------------------------------------------------- training and modules
 

@@ -9,6 +9,7 @@ import pytest
 from ranks import on_ranks
 
 import jobflow as flow
+from jobflow import nn
 
 X = np.array([[-1.0, 2.0, 3.0], [0.5, -2.0, 1.0], [4.0, 1.5, -0.5], [1.0, 1.0, 2.0]])
 
@@ -180,6 +181,88 @@ def test_a_dirty_argument_is_the_result() -> None:
         program(placement_options)
 
 
+class Tripled(flow.autograd.Function):  # type: ignore[misc]
+    """Three times x, written over x, and the signs of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        signs = x.sign()
+        ctx.mark_non_differentiable(signs)
+        ctx.mark_dirty(x.mul_(3))
+        return x, signs
+
+    @staticmethod
+    def backward(ctx: Any, dx: Any, dsigns: Any) -> Any:
+        return (dx + dsigns).neg()
+
+
+class Product(flow.autograd.Function):  # type: ignore[misc]
+    """The product x w without a gradient for x, and an output that no function uses."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        ctx.save_for_backward(x, w)
+        return x @ w, x * 2
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any, dz: Any) -> Any:
+        assert ctx.needs_input_grad[1]
+        return None, ctx.saved_tensors[0].t() @ dy.clamp(-0.5, 0.5) + dz.sum()
+
+
+class Applied(nn.Module):  # type: ignore[misc]
+    def __init__(self, **where: Any) -> None:
+        super().__init__()
+        self.w = nn.Parameter(flow.tensor(X.T[:, :3] * 0.1, **where))
+
+    def forward(self, x: Any) -> Any:
+        h = Product.apply(x, self.w)[0]
+        tripled, signs = Tripled.apply(h + Lazy.apply(h, h * 2)[1] + Cube.apply(h + 2))
+        return (Product.apply(tripled, self.w)[0] + signs).square().mean()
+
+
+class AppliedGraph(nn.Graph):  # type: ignore[misc]
+    def __init__(self, model: Any, optimizer: Any, microbatches: int) -> None:
+        super().__init__()
+        self.model = model
+        self.add_optimizer(optimizer)
+        if microbatches > 1:
+            self.config.set_gradient_accumulation_steps(microbatches)
+
+    def build(self, x: Any) -> Any:
+        loss = self.model(x)
+        loss.backward()
+        return loss
+
+
+def losses(microbatches: int, **where: Any) -> list[float]:
+    """Return three losses of a graph with this number of microbatches, or of an eager loop for 0."""
+    model = Applied(**({"placement": where["placement"], "sbp": flow.sbp.broadcast} if where else {}))
+    optimizer = flow.optim.SGD(model.parameters(), lr=1e-4)
+    graph = AppliedGraph(model, optimizer, microbatches) if microbatches else None
+    result = []
+    for _ in range(3):
+        loss = model(flow.tensor(X, **where)) if graph is None else graph(flow.tensor(X, **where))
+        result.append(float(loss.numpy().mean()))
+        if graph is None:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return result
+
+
+def test_graphs_equal_eager_execution() -> None:
+    expected = losses(0)
+    np.testing.assert_allclose([losses(1), losses(2)], [expected] * 2, rtol=1e-10)
+
+    def program(rank: int) -> None:
+        here = flow.placement("cpu", range(2))
+        for microbatches, sbp in ((1, flow.sbp.split(1)), (2, flow.sbp.split(0))):
+            np.testing.assert_allclose(losses(microbatches, placement=here, sbp=sbp), expected, rtol=1e-10)
+
+    on_ranks(2, program)
+
+
 def function_of(gradient: Any, keeps: bool = False) -> Any:
     """Return a function of one tensor with `gradient(dy)` as its backward."""
 
@@ -226,6 +309,23 @@ def test_a_gradient_for_a_non_tensor_argument_raises() -> None:
 
     with pytest.raises(flow.ArgumentError, match=r"gradient 1 .*not a tensor"):
         Scaled.apply(flow.tensor(X, requires_grad=True), 2.0).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("gradient", "facts"),
+    [
+        (lambda dy: dy * flow.rand(3), ["WithBackward at", "samples random numbers", "flow.compile"]),
+        (lambda saved: saved.add_(1), ["in-place write at", "from outside", "clone()"]),
+        (lambda dy: (dy, dy), ["returns 2 gradients for 1 argument"]),
+    ],
+)
+def test_graphs_refuse_gradients(gradient: Any, facts: list[str]) -> None:
+    model = Applied()
+    function = function_of(gradient, keeps="from outside" in facts)
+    model.forward = lambda x: function.apply(x @ model.w).sum()
+    with pytest.raises(flow.JobflowError) as caught:
+        AppliedGraph(model, flow.optim.SGD(model.parameters(), lr=0.1), 1)(flow.tensor(X))
+    assert all(fact in str(caught.value) for fact in facts)
 
 
 def test_overwriting_a_saved_tensor_raises() -> None:

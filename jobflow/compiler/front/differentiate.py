@@ -20,6 +20,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.front.dynamic_loss_scale import Scaling
 from jobflow.compiler.front.gradient_sums import added, shorter_sum
 from jobflow.compiler.front.trace import Tracer, recorded
+from jobflow.compiler.front.user_gradients import user_gradients
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
@@ -38,6 +39,7 @@ from jobflow.ops.reduce import ReduceSum
 from jobflow.ops.scalar import Cast, DivideBy, Scale
 from jobflow.ops.source import Constant, ReadVariable
 from jobflow.ops.update import Increment
+from jobflow.ops.user_gradient import UserGradient
 
 #: Value -> the contributions to its gradient so far.
 Contributions = dict[Value, list[Value]]
@@ -271,7 +273,7 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
                 if output in contributions:
                     gradients[output] = _marked(_total(contributions[output]), End(node.name, output.index, output=True), ends)
             if any(value in needed for value in node.inputs):
-                _add_gradients(node, gradients, needed, contributions, ends)
+                _add_gradients(tracer, node, gradients, needed, contributions, ends)
     return Gradients(gradients, ends)
 
 
@@ -325,9 +327,15 @@ def _total(contributions: list[Value]) -> Value:
     return added(contributions)
 
 
-def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Value], contributions: Contributions, ends: dict[Value, End]) -> None:
-    inputs, outputs = _operands(node, needed)
-    results = node.op.grad(*inputs, *outputs, *(gradients.get(output) for output in node.outputs))
+def _add_gradients(
+    tracer: Tracer, node: Node, gradients: Mapping[Value, Value], needed: set[Value], contributions: Contributions, ends: dict[Value, End]
+) -> None:
+    results: Sequence[Tensor | None]
+    if isinstance(node.op, UserGradient):
+        results = user_gradients(tracer, node, node.op, gradients)
+    else:
+        inputs, outputs = _operands(node, needed)
+        results = node.op.grad(*inputs, *outputs, *(gradients.get(output) for output in node.outputs))
     for index, (value, gradient) in enumerate(zip(node.inputs, results, strict=True)):
         if gradient is None or value not in needed or not (value.dtype.is_float or _lets_through(node, needed)):
             continue

@@ -1,4 +1,4 @@
-"""Graph -> smaller graph: equal nodes are merged, and unused nodes are removed."""
+"""Graph -> smaller graph: equal nodes are merged, and unused nodes and markers of user-defined gradients are removed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from jobflow.core.types import Tensor
 from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import Rewriter, needed_nodes
+from jobflow.ops.user_gradient import UserGradient
 
 
 def simplify(graph: Graph) -> Graph:
@@ -23,6 +24,8 @@ class _Merging(Rewriter):
         self.merged: dict[Any, tuple[Value, ...]] = {}
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        if isinstance(node.op, UserGradient):
+            return tuple(node.op.results(inputs))
         if not node.op.pure or node.op.alias or node.op.external:
             return self.keep(node, inputs)
         key = _key(node, inputs)

@@ -218,8 +218,8 @@ class Tracer:
             self._phase, self._where = before
 
     @contextmanager
-    def phased(self, phase: Phase, where: SourceLine) -> Iterator[None]:
-        """Set the phase and the user's line of the nodes recorded in a `with` block."""
+    def phased(self, phase: Phase, where: SourceLine | None) -> Iterator[None]:
+        """Set the phase and the user's line of the nodes recorded in a `with` block; None for the line that calls the operation."""
         before = (self._phase, self._where)
         self._phase, self._where = phase, where
         try:

@@ -41,6 +41,7 @@ from jobflow.ops.op import Op, ViewOp, apply, types_tuple
 from jobflow.ops.scalar import Shift, scale
 from jobflow.ops.slices import concat
 from jobflow.ops.source import Input, ReadVariable, Source
+from jobflow.ops.user_gradient import OutputGradient, UserGradient
 
 #: A traced body and its outputs.
 Body = tuple[Traced, Sequence[Value]]
@@ -201,6 +202,10 @@ class _PartsRewriter:
         """Record a node by a layout rule of its operation, with scaled or gathered inputs if necessary; without a rule, the outputs are Mixed."""
         if isinstance(node.op, ViewConversion):
             return self._keep(node, inputs, node.op, list(parts))
+        if isinstance(node.op, OutputGradient):
+            return self._keep(node, inputs, node.op, [_gradient_part(parts[0])])
+        if isinstance(node.op, UserGradient):
+            return self._user_gradient(node, node.op, inputs)
         if isinstance(whole.op, Shift) and parts[0] == P and whole.inputs[0].dtype.is_float:
             return self._keep(node, inputs, Shift(whole.op.number * self.share), [P])
         for signature in _choices(whole, parts):
@@ -212,6 +217,18 @@ class _PartsRewriter:
             inputs = tuple([self._gather(value) if own else value for value, own in zip(inputs, free, strict=True)])
             return self._ruled(node, whole, inputs, [self.parts[value] for value in inputs])
         return self._keep(node, inputs, node.op, [Mixed(node)] * len(node.outputs))
+
+    def _user_gradient(self, node: Node, op: UserGradient, inputs: tuple[Value, ...]) -> Sequence[Value]:
+        """Record a node with a user-defined gradient; the outputs are Mixed unless the gradients of microbatches add up to those of the batch."""
+        values, gradients = list(inputs), []
+        for x, gradient in zip(op.arguments(inputs), op.gradients(inputs), strict=True):
+            target, part = _gradient_part(self.parts[x]), self.parts[gradient]
+            if part != target and not (isinstance(part, Broadcast) and target == P):
+                return self._keep(node, inputs, op, [Mixed(node)] * len(node.outputs))
+            gradients.append(recorded(scale(gradient, self.share)) if part != target else gradient)
+        values[len(inputs) - op.count :] = gradients
+        self.parts.update({gradient: P for gradient in gradients if gradient not in self.parts})
+        return self._keep(node, tuple(values), op, [self.parts[value] for value in op.results(inputs)])
 
     def _by(
         self, node: Node, whole: Node, parts: Sequence[Part], input_parts: Sequence[Sbp], output_parts: Sequence[Sbp]
@@ -314,6 +331,13 @@ def _choices(whole: Node, parts: Sequence[Part]) -> Sequence[tuple[Sequence[Sbp]
         ):
             scaled.append((signature.inputs, signature.outputs))
     return exact + scaled
+
+
+def _gradient_part(part: Part) -> Part:
+    """Return the part of the gradient of a value: microbatches add contributions to the gradient of a value without rows."""
+    if isinstance(part, Broadcast):
+        return P
+    return B if part == P else part
 
 
 def _split_axis(here: TensorType, there: TensorType) -> Sbp:
