@@ -202,9 +202,7 @@ def _recorded(building: Any, gradient: UserGradient, before: Mapping[int, Tensor
     tensors = [building.known(fresh[i]) for i in places]
     with building.recording_gradient(f"{gradient.function.__name__} at {user_line()}"):
         placeholders = [building.output_gradient(y) for y in tensors]
-        output_gradients: list[Tensor | None] = [
-            run(FillLike(0.0), y) if isinstance(y, Tensor) and gradient.saved._zeros else None for y in fresh
-        ]
+        output_gradients: list[Tensor | None] = [run(FillLike(0.0), y) if isinstance(y, Tensor) and gradient.saved._zeros else None for y in fresh]
         for i, placeholder in zip(places, placeholders, strict=True):
             output_gradients[i] = building.snapshot(placeholder)
         gradients = gradient((), output_gradients)

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 import jobflow.core.scope as scope
+from jobflow.compiler.front.trace import Tracer
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, user_line
 from jobflow.core.layout import B, Layout, P, Placement, Sbp
-from jobflow.compiler.front.trace import Tracer
 from jobflow.engine.body import JobBody
 from jobflow.engine.distribute import is_local
 from jobflow.engine.operators import TensorOperators

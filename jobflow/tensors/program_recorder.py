@@ -200,15 +200,15 @@ class ProgramRecorder(ABC, Generic[T]):
                 f"in-place write at {user_line()}: the backward of an autograd.Function cannot overwrite a tensor {x.tensor_type} from outside of "
                 f"it in {self.running}; overwrite a clone() of the tensor"
             )
-        hidden, kept = not self.here.grad_enabled, []
+        hidden, old_values = not self.here.grad_enabled, []
         for tensor in chain:
-            kept.append(self.snapshot(tensor) if hidden and tensor.traced is not None and self.needs_gradient(tensor) else None)
+            old_values.append(self.snapshot(tensor) if hidden and tensor.traced is not None and self.needs_gradient(tensor) else None)
             hidden = hidden or (tensor.base is not None and isinstance(tensor.base[1], Detach))
         value = self.known(new_value)
         self.known(x).wrote()
         before = self.here.grad_enabled
         try:
-            for view, below, old in zip(chain, [*chain[1:], None], kept, strict=True):
+            for view, below, old in zip(chain, [*chain[1:], None], old_values, strict=True):
                 view._synced_version = x.version
                 self._hold(view, value if old is None else self._with_gradient_of(old, value))
                 if below is not None:
