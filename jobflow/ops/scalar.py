@@ -12,7 +12,7 @@ from jobflow.core.errors import ConfigError, DtypeError, called_function, user_l
 from jobflow.core.layout import B, P, Rule, Signature
 from jobflow.core.types import DType, Tensor, TensorType, bool_, dtype_of, float32, float64, int32
 from jobflow.ops.layout_ops import Identity
-from jobflow.ops.op import OVER_FIRST, Grads, Sample, broadcast_rule, sample
+from jobflow.ops.op import OVER_FIRST, Grads, Precision, Sample, broadcast_rule, sample
 from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Negate, Unary, call, sample_data, unary_function
 
 
@@ -150,7 +150,7 @@ class Cast(Elementwise):
 class FillLike(Elementwise):
     """Tensor of the shape of x filled with `value`. x may be partial, because its values are not read."""
 
-    precision = "any"
+    precision: ClassVar[Precision] = "any"
     value: float
     dtype: DType | None = None
     kinds = ANY
