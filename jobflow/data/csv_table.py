@@ -96,7 +96,97 @@ fault = fault_of(WHAT)
 OTHER_DELIMITERS = ";\t|,"
 
 
-class CsvTable(Table):
+class CsvLines:
+    """The rows of a text table as lists of cells, and their lines in the file."""
+
+    def __init__(self, path: str, delimiter: str = ",", header: bool = True) -> None:
+        self._path, self._delimiter, self._first, self.what = path_of(path), delimiter, int(header is True), f"{WHAT}: {path_of(path)}"
+        if len(delimiter) != 1 or delimiter in '"\r\n':
+            raise ArgumentError(f"{WHAT}: delimiter must be one character other than a quote, not {delimiter!r}")
+        if not isinstance(header, bool):
+            raise ArgumentError(f"{WHAT}: header must be True or False, not {header!r}")
+        if not self._path.exists():
+            raise fault(f"there is no file {self._path.absolute()}; set path to an existing table")
+        self._content, begin = text_of(self._path, fault)
+        self._starts, unclosed = row_starts(self._content, begin, delimiter.encode()[-1])
+        if unclosed is not None:
+            double = 'double a quote that is part of a text ("")'
+            raise DataError(f"{self._place(unclosed)}: a quote opens a cell here and is not closed by the end of the file; {double}")
+        self.height = len(self._starts) - 1 - self._first
+        if self.height + self._first < 1:
+            raise DataError(
+                f"{self}: the file is empty; set path to a table with rows"
+                if len(self._content) <= begin
+                else f"{self}: the file has only empty lines; set path to a table with rows"
+            )
+        self._line = self._parsed(0)
+        if self.height < 1:
+            raise DataError(f"{self._where(0)} is the only line, and is read as column names; if it is a row, set header to false")
+        self.columns: Sequence[str] = [name.strip() for name in self._line] if header else [str(i) for i in range(len(self._line))]
+
+    def __str__(self) -> str:
+        return self.what
+
+    def cells(self, row: int) -> list[str]:
+        """Return the cells of row `row`, counted from 0 after the header."""
+        return self._rows([row + self._first])[0]
+
+    def place(self, row: int) -> str:
+        """Describe the position of row `row`, counted from 0 after the header."""
+        return self._where(row + self._first)
+
+    def columns_hint(self) -> str:
+        others = self.other_delimiters()
+        if others:
+            return self._delimiter_hint(others[0])
+        if self._first and self.first_line_is_numbers():
+            return " The first line contains numbers: if the file has no column names, set header to false."
+        return ""
+
+    def other_delimiters(self) -> list[str]:
+        """Return the characters that seem to separate cells of the first line, if the configured delimiter does not."""
+        return [other for other in OTHER_DELIMITERS if other in self._line[0]] if len(self._line) == 1 else []
+
+    def first_line_is_numbers(self) -> bool:
+        """Return True if all cells of the first line are numbers, so that the line may be a row."""
+        return all(number(cell.strip(), np.dtype(np.float64)) is not None for cell in self._line)
+
+    def _delimiter_hint(self, other: str) -> str:
+        return f" The cells of the first line seem to be separated by {other!r} and not by {self._delimiter!r}: set delimiter to {other!r}."
+
+    def _rows(self, rows: Sequence[int]) -> list[list[str]]:
+        """Return the cells of rows; row 0 is the header in a file with a header."""
+        cells = [self._parsed(row) for row in rows]
+        for row, texts in zip(rows, cells, strict=True):
+            if len(texts) != len(self.columns):
+                raise DataError(f"{self._where(row)} has {len(texts)} columns, but the first line has {len(self.columns)}; correct this line")
+        return cells
+
+    def _parsed(self, row: int) -> list[str]:
+        start, stop = self._starts[row], self._starts[row + 1]
+        RECORD.check(int(stop - start), f"{self._path}: the row at byte {start}", fault)
+        text = self._content[start:stop].tobytes().strip(b"\r\n")
+        try:
+            return next(csv.reader([text.decode()], delimiter=self._delimiter, strict=True))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self._where(row)} is not valid UTF-8: {error}; convert the file to UTF-8") from None
+        except csv.Error as error:
+            raise DataError(f"{self._where(row)} cannot be read: {error}{self._quoting_hint(row, text.decode())}") from None
+
+    def _quoting_hint(self, row: int, text: str) -> str:
+        other = re.match(r'"[^"]*"([;\t|])', text)
+        if other is not None and row == 0 and other[1] != self._delimiter:
+            return f".{self._delimiter_hint(other[1])}"
+        return '; a cell that begins with a quote ends at the next one, so a quote within it is doubled ("")' if '"' in text else ""
+
+    def _where(self, row: int) -> str:
+        return self._place(int(self._starts[row]))
+
+    def _place(self, byte: int) -> str:
+        return f"{self}: line {len(line_ends(self._content, 0, byte)) + 1} (byte {byte})"
+
+
+class CsvTable(CsvLines, Table):
     """A table of columns separated by `delimiter`; sample i is row i.
 
     `fields` names the columns of each field: one (`labels: species`) or several (`features: [length, width]`). Columns contain numbers, float32
@@ -128,30 +218,8 @@ class CsvTable(Table):
         empty: Outside = "error",
         unknown: Outside = "error",
     ) -> None:
-        self._path, self._delimiter, self._first, self.what = path_of(path), delimiter, int(header is True), f"{WHAT}: {path_of(path)}"
-        if len(delimiter) != 1 or delimiter in '"\r\n':
-            raise ArgumentError(f"{WHAT}: delimiter must be one character other than a quote, not {delimiter!r}")
-        if not isinstance(header, bool):
-            raise ArgumentError(f"{WHAT}: header must be True or False, not {header!r}")
-        if not self._path.exists():
-            raise fault(f"there is no file {self._path.absolute()}; set path to an existing table")
-        self._content, begin = text_of(self._path, fault)
-        self._starts, unclosed = row_starts(self._content, begin, delimiter.encode()[-1])
-        if unclosed is not None:
-            double = 'double a quote that is part of a text ("")'
-            raise DataError(f"{self._place(unclosed)}: a quote opens a cell here and is not closed by the end of the file; {double}")
-        rows = len(self._starts) - 1 - self._first
-        if rows + self._first < 1:
-            raise DataError(
-                f"{self}: the file is empty; set path to a table with rows"
-                if len(self._content) <= begin
-                else f"{self}: the file has only empty lines; set path to a table with rows"
-            )
-        self._line = self._parsed(0)
-        if rows < 1:
-            raise DataError(f"{self._where(0)} is the only line, and is read as column names; if it is a row, set header to false")
-        columns = [name.strip() for name in self._line] if header else [str(i) for i in range(len(self._line))]
-        super().__init__(columns, rows, fields, categories, dtypes, missing, (empty, unknown), (split, validation_every))
+        CsvLines.__init__(self, path, delimiter, header)
+        Table.__init__(self, self.columns, self.height, fields, categories, dtypes, missing, (empty, unknown), (split, validation_every))
 
     def where(self, number: int) -> str:
         return f"{self._where(self.number_in_file(number) + self._first)}: sample {number}"
@@ -205,50 +273,8 @@ class CsvTable(Table):
             raise DataError(f"{place}: {self.problem(column, texts[codes.index(None)].strip(), dtype)}")
         return converted(np.array(codes, np.int64), dtype, lambda index: '{}: the index of the category in column "{}"'.format(*where(index[0])))
 
-    def columns_hint(self) -> str:
-        others = [other for other in OTHER_DELIMITERS if other in self._line[0]] if len(self._line) == 1 else []
-        if others:
-            return self._delimiter_hint(others[0])
-        if self._first and all(number(cell.strip(), np.dtype(np.float64)) is not None for cell in self._line):
-            return " The first line contains numbers: if the file has no column names, set header to false."
-        return ""
-
-    def _delimiter_hint(self, other: str) -> str:
-        return f" The cells of the first line seem to be separated by {other!r} and not by {self._delimiter!r}: set delimiter to {other!r}."
-
     def _texts(self, rows: Sequence[int], columns: Collection[str]) -> dict[str, list[str]]:
         """Return the texts of columns in `rows`."""
         cells = self._rows(rows)
         places = {column: self.columns.index(column) for column in columns}
         return {column: [texts[place] for texts in cells] for column, place in places.items()}
-
-    def _rows(self, rows: Sequence[int]) -> list[list[str]]:
-        """Return the cells of rows; row 0 is the header in a file with a header."""
-        cells = [self._parsed(row) for row in rows]
-        for row, texts in zip(rows, cells, strict=True):
-            if len(texts) != len(self.columns):
-                raise DataError(f"{self._where(row)} has {len(texts)} columns, but the first line has {len(self.columns)}; correct this line")
-        return cells
-
-    def _parsed(self, row: int) -> list[str]:
-        start, stop = self._starts[row], self._starts[row + 1]
-        RECORD.check(int(stop - start), f"{self._path}: the row at byte {start}", fault)
-        text = self._content[start:stop].tobytes().strip(b"\r\n")
-        try:
-            return next(csv.reader([text.decode()], delimiter=self._delimiter, strict=True))
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self._where(row)} is not valid UTF-8: {error}; convert the file to UTF-8") from None
-        except csv.Error as error:
-            raise DataError(f"{self._where(row)} cannot be read: {error}{self._quoting_hint(row, text.decode())}") from None
-
-    def _quoting_hint(self, row: int, text: str) -> str:
-        other = re.match(r'"[^"]*"([;\t|])', text)
-        if other is not None and row == 0 and other[1] != self._delimiter:
-            return f".{self._delimiter_hint(other[1])}"
-        return '; a cell that begins with a quote ends at the next one, so a quote within it is doubled ("")' if '"' in text else ""
-
-    def _where(self, row: int) -> str:
-        return self._place(int(self._starts[row]))
-
-    def _place(self, byte: int) -> str:
-        return f"{self}: line {len(line_ends(self._content, 0, byte)) + 1} (byte {byte})"
