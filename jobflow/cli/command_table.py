@@ -41,6 +41,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         predict="run a checkpoint's predict job on files",
     ),
     "inspect": _commands(
+        data="describe a file or the readers of a configuration, and find rows that cannot be read",
         explain="print graph, layouts, boxing and plan of a job; nothing runs",
         verify="compare every tensor of a job on N devices and on one device",
     ),

@@ -14,6 +14,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, counted
 from jobflow.core.extras import optional
 from jobflow.core.types import Array
+from jobflow.data.column_summary import Summary
 from jobflow.data.conversion import fitted, misfit
 from jobflow.data.files import fault_of, files_at
 from jobflow.data.samples import Split
@@ -254,13 +255,51 @@ class Parquet(Table):
         kind, first = (each.field(name).type if name in each.names else "missing" for each in (group.file.schema_arrow, self._schema))
         if kind != first:
             raise fault(f'{group.path}: column "{name}" is {kind}, but {first} in {self._groups[0].path}; write all files with one schema')
-        try:
-            for batch in group.file.iter_batches(rows, row_groups=[group.index], columns=[name], use_threads=False):
-                column = batch.column(name)
-                column.validate(full=True)
-                yield column
-        except Exception as error:  # a broken file can raise any exception in pyarrow
-            raise fault(f'{group.path}: row group {group.index}, column "{name}" cannot be read: {error}') from error
+        yield from _batches(group, name, rows)
+
+
+def _batches(group: Group, name: str, rows: int) -> Iterator[Any]:
+    """Yield a column of a row group in pieces of `rows` rows; raise DataError if the file is damaged."""
+    try:
+        for batch in group.file.iter_batches(rows, row_groups=[group.index], columns=[name], use_threads=False):
+            column = batch.column(name)
+            column.validate(full=True)
+            yield column
+    except Exception as error:  # a broken file can raise any exception in pyarrow
+        raise fault(f'{group.path}: row group {group.index}, column "{name}" cannot be read: {error}') from error
+
+
+def columns_of(path: str, most: int | None, first: int) -> tuple[list[Summary], int, list[dict[str, str]]]:
+    """Return summaries of all columns, the number of rows, and the texts of the `first` rows; at most `most` rows are read."""
+    kinds, groups = optional("pyarrow", WHAT).types, list(_groups(path_of(path), []))
+    if not groups:
+        raise fault(f"{path}: there are no rows")
+    schema, count = groups[0].file.schema_arrow, groups[-1].start + groups[-1].rows
+    summaries, head = [], [dict[str, str]() for _ in range(min(first, count))]
+    for name in schema.names:
+        kind, row, limit = schema.field(name).type, 0, count if most is None else min(most, count)
+        summary = Summary(name, "" if _is_text(kinds, kind) or kinds.is_temporal(kind) else str(kind))
+        for piece in (piece for group in groups for piece in _batches(group, name, PIECE)):
+            if row >= limit:
+                break
+            MEMORY.check(piece.nbytes, f'{path}: column "{name}"', fault)
+            part = piece.slice(0, limit - row)
+            for each, value in zip(head[row:], part[:first], strict=False):
+                each[name] = str(value.as_py())[:60]
+            _summarize(summary, part, kinds, row)
+            row += len(part)
+        summaries.append(summary)
+    return summaries, count, head
+
+
+def _summarize(summary: Summary, part: Any, kinds: Any, row: int) -> None:
+    if not summary.type:
+        summary.add(part.to_pylist(), row)
+    elif kinds.is_integer(part.type) or kinds.is_floating(part.type) or kinds.is_boolean(part.type):
+        summary.add_numbers(part.drop_null().to_numpy(zero_copy_only=False), part.null_count)
+    else:
+        summary.cells += len(part)
+        summary.missing += part.null_count
 
 
 def _flat(column: Any, shape: tuple[int, ...]) -> tuple[Any, Array]:

@@ -1,0 +1,172 @@
+"""Summaries of columns: type, missing cells, range, distinct values, and the cells that do not fit the type."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import field
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.dataclass import dataclass
+from jobflow.core.types import Array
+from jobflow.data.number_text import MISSING, parsed
+
+#: distinct values that a summary counts, and wrong cells that it lists; both are only counted beyond
+DISTINCT, LISTED = 1000, 20
+#: a column with at least this share of numbers or dates is a column of numbers or dates, and its other cells are wrong
+MOST = 0.8
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
+_COMMA = re.compile(r"[+-]?[0-9.]*,[0-9]+")
+
+
+@dataclass
+class Summary:
+    """The cells of one column, or the elements of one field, counted block by block."""
+
+    name: str
+    #: the type of a field or of a column of a typed file; "" for text, whose type follows from the cells
+    type: str = ""
+    cells: int = 0
+    missing: int = 0
+    numbers: int = 0
+    dates: int = 0
+    whole: bool = True
+    low: float = math.inf
+    high: float = -math.inf
+    first_date: str = ""
+    last_date: str = ""
+    distinct: Counter[str] = field(default_factory=Counter)
+    #: (row, text) of cells that are neither numbers nor dates
+    texts: list[tuple[int, str]] = field(default_factory=list)
+    #: (row, text) of numbers, listed if most cells are dates
+    number_cells: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, texts: Iterable[Any], first: int) -> None:
+        """Count cells: texts, dates, or None; `first` is the row of the first one."""
+        for row, cell in enumerate(texts, first):
+            self._add_cell(cell, row)
+
+    def add_numbers(self, values: Array, missing: int = 0, *, distinct: bool = True) -> None:
+        """Count the elements of an array of numbers, and `missing` absent ones; NaN is missing.  With `distinct`, count equal elements."""
+        flat = np.asarray(values).reshape(-1)
+        numbers = flat.astype(np.float64) if flat.dtype.kind not in "biu" else flat
+        absent = np.isnan(numbers) if numbers.dtype.kind == "f" else np.zeros(len(flat), bool)
+        present = numbers[~absent]
+        self.cells += len(flat) + missing
+        self.missing += int(absent.sum()) + missing
+        self.numbers += len(present)
+        if len(present):
+            self.low, self.high = min(self.low, present.min().item()), max(self.high, present.max().item())
+            self.whole = self.whole and (present.dtype.kind in "biu" or bool((present == np.trunc(present)).all()))
+            if distinct and len(self.distinct) <= DISTINCT:
+                values, counts = np.unique(present, return_counts=True)
+                for value, count in zip(values[: DISTINCT + 1].tolist(), counts.tolist(), strict=False):
+                    self.distinct[plain(value)] += count
+
+    def _add_cell(self, cell: Any, row: int) -> None:
+        self.cells += 1
+        text = "" if cell is None else cell.isoformat() if isinstance(cell, date) else str(cell).strip()
+        if text in MISSING:
+            self.missing += 1
+            return
+        if len(self.distinct) <= DISTINCT or text in self.distinct:
+            self.distinct[text] += 1
+        value = parsed(text, exact=False)
+        if value is not None:
+            self.numbers += 1
+            self.whole = self.whole and float(value).is_integer()
+            self.low, self.high = min(self.low, value), max(self.high, value)
+            if len(self.number_cells) < LISTED:
+                self.number_cells.append((row, text))
+        elif is_date(text):
+            self.dates += 1
+            self.first_date, self.last_date = min(self.first_date or text, text), max(self.last_date, text)
+        elif len(self.texts) < LISTED:
+            self.texts.append((row, text))
+
+    @property
+    def present(self) -> int:
+        return self.cells - self.missing
+
+    @property
+    def kind(self) -> str:
+        """The kind of most cells: "number", "date", "text", or "empty" without cells."""
+        if not self.present:
+            return "empty"
+        if self.numbers >= MOST * self.present:
+            return "number"
+        return "date" if self.dates >= MOST * self.present else "text"
+
+    @property
+    def is_class(self) -> bool:
+        """True for a column with few distinct values, each of which occurs twice on average."""
+        return 0 < len(self.distinct) <= DISTINCT and 2 * len(self.distinct) <= max(self.present, 2) and (self.kind == "text" or self.whole)
+
+    @property
+    def shown_type(self) -> str:
+        own = {"number": "whole numbers" if self.whole else "numbers", "date": "dates", "text": "texts", "empty": "empty"}[self.kind]
+        return self.type or own
+
+    @property
+    def range(self) -> str:
+        """The smallest and the largest number or date; "" for texts."""
+        if self.kind == "number" and self.numbers:
+            return f"{plain(self.low)} to {plain(self.high)}"
+        return f"{self.first_date} to {self.last_date}" if self.kind == "date" else ""
+
+    def wrong(self) -> list[tuple[int, str]]:
+        """Return (row, reason) of the listed cells that do not fit the kind of most cells."""
+        if self.kind == "text" or self.type:
+            return []
+        odd = self.texts if self.kind == "number" else [*self.texts, *self.number_cells]
+        return [(row, f'column "{self.name}" is "{printable(text)}", {self._advice(text)}') for row, text in sorted(odd)]
+
+    @property
+    def wrong_cells(self) -> int:
+        """The number of all cells that do not fit the kind of most cells."""
+        if self.type or self.kind in ("text", "empty"):
+            return 0
+        return self.present - (self.numbers if self.kind == "number" else self.dates)
+
+    def _advice(self, text: str) -> str:
+        if self.kind == "date":
+            return "which is not a date; write dates as YYYY-MM-DD, or leave the cell empty and set missing"
+        if _COMMA.fullmatch(text):
+            return "which is not a number; write decimals with a point"
+        return "which is not a number; correct the cell, leave it empty and set missing, or add the column to categories"
+
+    def json(self) -> dict[str, Any]:
+        """Return the summary in JSON types."""
+        numbers = {"low": self.low, "high": self.high} if self.numbers and math.isfinite(self.low) and math.isfinite(self.high) else {}
+        classes = {"classes": dict(self.most_common())} if self.is_class else {}
+        return {"name": self.name, "type": self.shown_type, "missing": self.missing, "wrong": self.wrong_cells, **numbers, **classes}
+
+    def most_common(self) -> Sequence[tuple[str, int]]:
+        """Return the distinct values with counts, the most frequent first."""
+        return sorted(self.distinct.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+def printable(text: str) -> str:
+    """Return the first 60 characters of a text, with escape sequences in place of control characters."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:60])
+
+
+def is_date(text: str) -> bool:
+    """Return True for a date, or a date and time, in ISO 8601."""
+    if _DATE.fullmatch(text) is None:
+        return False
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def plain(value: float) -> str:
+    """Format a number: whole numbers without a point, others with six digits."""
+    return str(int(value)) if math.isfinite(value) and float(value).is_integer() and abs(value) < 1e15 else f"{value:.6g}"
