@@ -33,7 +33,7 @@ class Summary:
     type: str = ""
     cells: int = 0
     missing: int = 0
-    numbers: int = 0
+    numeric: int = 0
     dates: int = 0
     whole: bool = True
     low: float = math.inf
@@ -51,15 +51,15 @@ class Summary:
         for row, cell in enumerate(texts, first):
             self._add_cell(cell, row)
 
-    def add_numbers(self, values: Array, missing: int = 0, *, distinct: bool = True) -> None:
+    def add_array(self, values: Array, missing: int = 0, *, distinct: bool = True) -> None:
         """Count the elements of an array of numbers, and `missing` absent ones; NaN is missing.  With `distinct`, count equal elements."""
         flat = np.asarray(values).reshape(-1)
-        numbers = flat.astype(np.float64) if flat.dtype.kind not in "biu" else flat
-        absent = np.isnan(numbers) if numbers.dtype.kind == "f" else np.zeros(len(flat), bool)
-        present = numbers[~absent]
+        elements = flat.astype(np.float64) if flat.dtype.kind not in "biu" else flat
+        absent = np.isnan(elements) if elements.dtype.kind == "f" else np.zeros(len(flat), bool)
+        present = elements[~absent]
         self.cells += len(flat) + missing
         self.missing += int(absent.sum()) + missing
-        self.numbers += len(present)
+        self.numeric += len(present)
         if len(present):
             self.low, self.high = min(self.low, present.min().item()), max(self.high, present.max().item())
             self.whole = self.whole and (present.dtype.kind in "biu" or bool((present == np.trunc(present)).all()))
@@ -78,7 +78,7 @@ class Summary:
             self.distinct[text] += 1
         value = parsed(text, exact=False)
         if value is not None:
-            self.numbers += 1
+            self.numeric += 1
             self.whole = self.whole and float(value).is_integer()
             self.low, self.high = min(self.low, value), max(self.high, value)
             if len(self.number_cells) < LISTED:
@@ -98,7 +98,7 @@ class Summary:
         """The kind of most cells: "number", "date", "text", or "empty" without cells."""
         if not self.present:
             return "empty"
-        if self.numbers >= MOST * self.present:
+        if self.numeric >= MOST * self.present:
             return "number"
         return "date" if self.dates >= MOST * self.present else "text"
 
@@ -115,7 +115,7 @@ class Summary:
     @property
     def range(self) -> str:
         """The smallest and the largest number or date; "" for texts."""
-        if self.kind == "number" and self.numbers:
+        if self.kind == "number" and self.numeric:
             return f"{plain(self.low)} to {plain(self.high)}"
         return f"{self.first_date} to {self.last_date}" if self.kind == "date" else ""
 
@@ -131,7 +131,7 @@ class Summary:
         """The number of all cells that do not fit the kind of most cells."""
         if self.type or self.kind in ("text", "empty"):
             return 0
-        return self.present - (self.numbers if self.kind == "number" else self.dates)
+        return self.present - (self.numeric if self.kind == "number" else self.dates)
 
     def _advice(self, text: str) -> str:
         if self.kind == "date":
@@ -142,9 +142,9 @@ class Summary:
 
     def json(self) -> dict[str, Any]:
         """Return the summary in JSON types."""
-        numbers = {"low": self.low, "high": self.high} if self.numbers and math.isfinite(self.low) and math.isfinite(self.high) else {}
+        span = {"low": self.low, "high": self.high} if self.numeric and math.isfinite(self.low) and math.isfinite(self.high) else {}
         classes = {"classes": dict(self.most_common())} if self.is_class else {}
-        return {"name": self.name, "type": self.shown_type, "missing": self.missing, "wrong": self.wrong_cells, **numbers, **classes}
+        return {"name": self.name, "type": self.shown_type, "missing": self.missing, "wrong": self.wrong_cells, **span, **classes}
 
     def most_common(self) -> Sequence[tuple[str, int]]:
         """Return the distinct values with counts, the most frequent first."""
@@ -153,7 +153,7 @@ class Summary:
 
 def printable(text: str) -> str:
     """Return the first 60 characters of a text, with escape sequences in place of control characters."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:60])
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[:60])
 
 
 def is_date(text: str) -> bool:

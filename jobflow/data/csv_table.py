@@ -131,7 +131,7 @@ class CsvLines:
         """Return the cells of row `row`, counted from 0 after the header."""
         return self._rows([row + self._first])[0]
 
-    def place(self, row: int) -> str:
+    def position(self, row: int) -> str:
         """Describe the position of row `row`, counted from 0 after the header."""
         return self._where(row + self._first)
 

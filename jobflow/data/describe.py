@@ -128,7 +128,7 @@ def _described_lines(file: str, most: int | None) -> Description:
         if len(first) < FIRST:
             first.append(dict(zip(lines.columns, cells, strict=True)))
     cells_wrong = sorted((row, reason) for column in columns for row, reason in column.wrong())
-    problems += [f"{lines.place(row)}: {reason}" for row, reason in cells_wrong]
+    problems += [f"{lines.position(row)}: {reason}" for row, reason in cells_wrong]
     wrong += sum(column.wrong_cells for column in columns)
     arguments = {"path": file, **options, **suggested(columns)}
     return Description(file, "csv", lines.height, count, columns, first, problems[:LISTED], wrong, arguments)
@@ -147,9 +147,9 @@ def suggested(columns: Sequence[Summary]) -> dict[str, Any]:
     if len(usable) < 2:
         return {}
     labels, inputs = usable[-1], usable[:-1]
-    numbers = [column.name for column in inputs if column.kind == "number"]
+    numeric = [column.name for column in inputs if column.kind == "number"]
     texts = [column.name for column in inputs if column.kind == "text"]
-    fields: dict[str, Any] = {**({"features": numbers} if numbers else {}), **{name: name for name in texts}, "labels": labels.name}
+    fields: dict[str, Any] = {**({"features": numeric} if numeric else {}), **{name: name for name in texts}, "labels": labels.name}
     categories = [*texts, *([labels.name] if labels.kind == "text" else [])]
     missing = {column.name: "drop" if column is labels else "mean" for column in usable if column.missing and column.kind == "number"}
     return {"fields": fields, **({"categories": categories} if categories else {}), **({"missing": missing} if missing else {})}
@@ -178,7 +178,7 @@ def describe(name: str, reader: str, samples: Samples | Stream, most: int | None
         size = len(next(iter(rows.values())))
         read += size
         for field, array in rows.items():
-            columns[field].add_numbers(array, distinct=array.ndim == 1)
+            columns[field].add_array(array, distinct=array.ndim == 1)
         first += [{field: shown(array[i], samples.facts) for field, array in rows.items()} for i in range(min(size, FIRST - len(first)))]
     for field, summary in columns.items():
         if not samples.fields[field].shape and samples.fields[field].dtype.name != "float32":
@@ -197,17 +197,17 @@ def _blocks(samples: Samples | Stream, count: int | None, limit: int) -> Iterato
         return
     assert count is not None
     for start in range(0, min(count, limit), BLOCK):
-        numbers = np.arange(start, min(start + BLOCK, count, limit))
+        indices = np.arange(start, min(start + BLOCK, count, limit))
         try:
-            yield samples.read(numbers)
+            yield samples.read(indices)
         except JobflowError:
-            yield from _one_by_one(samples, numbers)
+            yield from _one_by_one(samples, indices)
 
 
-def _one_by_one(samples: Samples, numbers: Array) -> Iterator[dict[str, Array] | DataError]:
-    for number in numbers:
+def _one_by_one(samples: Samples, indices: Array) -> Iterator[dict[str, Array] | DataError]:
+    for index in indices:
         try:
-            yield samples.read([number])
+            yield samples.read([index])
         except DataError as error:
             yield error
 

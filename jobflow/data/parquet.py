@@ -296,7 +296,7 @@ def _summarize(summary: Summary, part: Any, kinds: Any, row: int) -> None:
     if not summary.type:
         summary.add(part.to_pylist(), row)
     elif kinds.is_integer(part.type) or kinds.is_floating(part.type) or kinds.is_boolean(part.type):
-        summary.add_numbers(part.drop_null().to_numpy(zero_copy_only=False), part.null_count)
+        summary.add_array(part.drop_null().to_numpy(zero_copy_only=False), part.null_count)
     else:
         summary.cells += len(part)
         summary.missing += part.null_count

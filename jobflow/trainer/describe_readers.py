@@ -22,17 +22,17 @@ def describe_readers(file: str, settings: Sequence[str], most: int | None = None
     Raises: ConfigErrors for an invalid configuration.
     """
     config, facts = load(file, settings).config, {}
-    for place in PLACES:
-        reader = getattr(config.data, place)
+    for key in PLACES:
+        reader = getattr(config.data, key)
         if reader is None:
             continue
-        name = f"{file}: data.{place}"
+        name = f"{file}: data.{key}"
         try:
-            samples = open_place(config, place, facts)
+            samples = open_place(config, key, facts)
         except DataError as error:
             yield Description(name, reader.reader, None, 0, [], [], [str(error)], 1)
             if reader.reader in TABLES:  # list all rows that cannot be read, not only the first
                 yield describe_file(reader.arguments["path"], most)
             return
-        facts = samples.facts if place == "train" else facts
+        facts = samples.facts if key == "train" else facts
         yield describe(name, reader.reader, samples, most)
