@@ -81,7 +81,10 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
             raise CheckpointError(
                 f"there is no checkpoint in {loaded.config.checkpoint.directory}; train first, or pass a checkpoint with --checkpoint"
             )
-        yield jobs, *located
+        path, extra = located
+        if jobs.network.criterion is not None:
+            jobs.network.criterion.restore(extra.get("class_weights"), path)
+        yield jobs, path, extra
 
 
 def restore(jobs: Jobs, path: AnyPath, job: Job) -> None:

@@ -334,6 +334,8 @@ def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Jobs:
     per_epoch = epoch_length(loaded.config, samples.get("train"))
     steps = loaded.config.training.steps or (loaded.config.training.epochs or 0) * per_epoch
     jobs = Jobs(loaded, session, network_of(loaded), samples, steps, per_epoch)
+    if "train" in samples and jobs.network.criterion is not None:
+        jobs.network.criterion.balance(samples["train"])
     if samples:
         jobs.take(next(iter(samples.values())))
     return jobs

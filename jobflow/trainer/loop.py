@@ -389,6 +389,9 @@ class Loop:
         extra["trainer"] |= {"steps": self.jobs.steps, "ended": self.stopped in ("end", "early")}
         if self._program is not None:
             extra["fingerprint"] = self._program.tree()
+        criterion = self.jobs.network.criterion
+        if criterion is not None and criterion.weights is not None:
+            extra["class_weights"] = list(criterion.weights)
         later = self.config.checkpoint.asynchronous and not self.stopped
         with self._may_fail(step):
             began = time.perf_counter()

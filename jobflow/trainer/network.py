@@ -15,25 +15,20 @@ import jobflow.legacy.layers as layers
 import jobflow.legacy.math as math
 import jobflow.nn as nn
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, ShapeError, SourceLine, at_line, counted, did_you_mean_or, user_line
+from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_you_mean_or
 from jobflow.core.scope import checkpointed
-from jobflow.core.types import TensorType, bool_, char, float32, int8, int32, uint8
+from jobflow.core.types import TensorType, float32, int32
 from jobflow.engine.placements import placement, sbp
 from jobflow.engine.session import current_session
 from jobflow.functional.sampling import manual_seed
 from jobflow.legacy.initializers import random_normal_initializer
-from jobflow.legacy.loss_functions import class_labels
 from jobflow.legacy.variables import get_variable
 from jobflow.models.building_blocks import he
 from jobflow.nn.modules.module import Module
-from jobflow.ops.likelihood import negative_log_likelihood
-from jobflow.ops.runtime_assertions import RuntimeAssertion, check
-from jobflow.ops.softmax import log_softmax
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.functions import makes_module
+from jobflow.trainer.losses import LABELS, Criterion, criterion_of
 
-#: the target field for lists of layers
-LABELS = "labels"
 #: the name of a list of layers in messages
 LISTED = "the list of layers"
 
@@ -53,6 +48,8 @@ class Network:
     key: str
     #: the module; None for a builder and for a list of layers
     module: Module | None = None
+    #: the loss of scores; None for a builder, which returns its own
+    criterion: Criterion | None = None
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the outputs for a batch; raise ConfigError if the outputs are not a dict of tensors."""
@@ -211,18 +208,18 @@ def _of_module(loaded: Loaded, builder: Callable[..., Any], target: str, key: st
     if session.multi and session.device_tag == "cpu":  # the strategy lays out a global module; a local one is replicated
         module.to_global(placement("cpu", range(session.device_count())), sbp.broadcast)
     code = type(module).forward.__code__ if inspect.isclass(builder) else inspect.unwrap(builder).__code__
-    measured = partial(_measured, module, config.model.loss or "softmax_cross_entropy")
-    return Network(measured, (), (), True, _line_of(code), target, key, module)
+    criterion = criterion_of(loaded)
+    return Network(partial(_measured, module, criterion), (), (), True, _line_of(code), target, key, module, criterion)
 
 
 def _line_of(code: CodeType) -> SourceLine:
     return SourceLine(code.co_filename, code.co_firstlineno)
 
 
-def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
+def _measured(module: Module, criterion: Criterion, **batch: Any) -> Mapping[str, Any]:
     """Apply a module to a batch, and return its dict of outputs.
 
-    If the module returns a tensor of scores, the dict has the loss named `loss` against the labels, or only the scores without labels.
+    If the module returns a tensor of scores, the dict has the loss of the scores against the labels, or only the scores without labels.
     """
     fields = {name: _scaled(x) if name != LABELS else x for name, x in batch.items()}
     named = _by_name(module, batch)
@@ -235,7 +232,7 @@ def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
     finally:
         for each, mode in modes:
             each.training = mode
-    return _LOSSES[loss](results, labels) if _is_tensor(results) else results
+    return criterion(results, labels) if _is_tensor(results) else results
 
 
 def _scaled(x: Any) -> Any:
@@ -287,7 +284,7 @@ def _check_takes_one(module: Module, network: Network, fields: Mapping[str, Tens
 def _listed(loaded: Loaded) -> Network:
     """Return a sequential net: the layers applied in order to the input, and a loss against the labels."""
     config = loaded.config
-    listed, loss = config.model.layers or (), config.model.loss or "softmax_cross_entropy"
+    listed, criterion = config.model.layers or (), criterion_of(loaded)
 
     def outputs(**batch: Any) -> Mapping[str, Any]:
         own = dict(batch)
@@ -301,9 +298,9 @@ def _listed(loaded: Loaded) -> Network:
             with at_line(line_of(loaded, f"model.layers.{index - 1}")):
                 x = apply(x, layer.arguments, f"{layer.kind}{index}")
         with at_line(line_of(loaded, "model.loss" if "model.loss" in loaded.origins else "model.layers")):
-            return _LOSSES[loss](x, labels)
+            return criterion(x, labels)
 
-    return Network(outputs, (), (), True, line_of(loaded, "model.layers"), LISTED, _key_of(loaded, "model.layers"))
+    return Network(outputs, (), (), True, line_of(loaded, "model.layers"), LISTED, _key_of(loaded, "model.layers"), None, criterion)
 
 
 def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
@@ -377,41 +374,4 @@ _LAYERS: dict[str, Callable[[Any, Any, str], Any]] = {
     "activation": lambda x, layer, name: _function(layer.function)(x),
     "embedding": _embedding,
     "reshape": lambda x, layer, name: arrays.reshape(x, [x.tensor_type.shape[0], *layer.shape]),
-}
-
-
-def _class_numbers(x: Any, labels: Any) -> Any:
-    """Return the labels, with a runtime assertion if a conversion to int32 could change them."""
-    if labels.tensor_type.dtype in (bool_, char, int8, uint8, int32):
-        return labels
-    classes = x.tensor_type.shape[-1]
-    advice = f"Classes are whole numbers from 0, and the model has {classes} scores; labels with fractions need model.loss: mean_squared_error."
-    return check(RuntimeAssertion("softmax_cross_entropy", "label", 0, classes - 1, problem=advice, whole=True, advice=advice), labels)
-
-
-def _softmax_cross_entropy(x: Any, labels: Any) -> dict[str, Any]:
-    if labels is None:
-        return {"scores": x}
-    what = "softmax_cross_entropy"
-    targets = class_labels(what, arrays.cast(_class_numbers(x, labels), int32), x.tensor_type)
-    # not the legacy loss, which is at most -log(1e-20)
-    loss = negative_log_likelihood(log_softmax(x), targets, x.tensor_type.ndim - 1, what=what, name="loss")
-    return {"loss": loss, "accuracy": arrays.cast(math.equal(math.argmax(x), targets), float32)}
-
-
-def _mean_squared_error(x: Any, labels: Any) -> dict[str, Any]:
-    if labels is None:
-        return {"scores": x}
-    targets = arrays.cast(labels, float32)
-    if targets.tensor_type.shape != x.tensor_type.shape:
-        if targets.tensor_type.size != x.tensor_type.size:
-            kinds = f"labels {labels.tensor_type} must have as many elements as scores {x.tensor_type}"
-            raise ShapeError(f"mean_squared_error at {user_line()}: {kinds}; give the last layer as many units as a sample has labels")
-        targets = arrays.reshape(targets, list(x.tensor_type.shape))
-    return {"loss": math.reduce_mean(_rows(math.square(math.subtract(x, targets))), axis=1)}
-
-
-_LOSSES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
-    "softmax_cross_entropy": _softmax_cross_entropy,
-    "mean_squared_error": _mean_squared_error,
 }

@@ -21,6 +21,9 @@ from jobflow.trainer.config.validation import PATTERNS, Validation, shown
 #: arguments of readers that name existing files or folders
 FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
 
+#: arguments of losses that the trainer passes, and their older names
+_OF_TRAINER = frozenset({"weight", "pos_weight", "size_average", "reduce", "reduction", "label_smoothing"})
+
 
 def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | None:
     """Report problems with functions and files; return the builder, or None without a valid builder.
@@ -34,6 +37,7 @@ def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | N
     for part in ("train", "validation", "test"):
         checks.reader(f"data.{part}")
     checks.resume()
+    checks.loss()
     return checks.builder()
 
 
@@ -56,6 +60,36 @@ class _Checks:
             message = f"there is no checkpoint {target}{did_you_mean(target, ('auto', 'never'))}"
             self.report("checkpoint.resume", message, "resume: auto, never, or a path")
 
+    def loss(self) -> None:
+        """Check that an imported loss exists, and that `model.loss_arguments` are arguments of the loss."""
+        name, arguments = self.valid_value("model.loss"), self.valid_value("model.loss_arguments")
+        if not isinstance(name, str):
+            return
+        if ":" in name:
+            function = self.imported("model.loss", name)
+        else:
+            import jobflow.nn.functional as losses  # NumPy, and all functions of tensors
+
+            function = getattr(losses, name, None)
+        if function is None:  # a problem, or a loss of the trainer
+            if arguments and ":" not in name:
+                self.report("model.loss_arguments", f"model.loss {name} takes no arguments; omit model.loss_arguments", "")
+            return
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            return
+        if ":" in name and inspect.isclass(function) and makes_module(function):
+            self.arguments(arguments_model(function, _needed(function)), "model.loss_arguments", f"loss {name}", "model.loss")
+            return
+        positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.VAR_POSITIONAL)]
+        if len(positional) < 2 and not any(one.kind is one.VAR_POSITIONAL for one in positional):
+            self.report("model.loss", f"{name} takes {len(positional)} positional arguments; a loss takes scores and labels")
+            return
+        without = frozenset(one.name for one in positional[:2]) | (frozenset() if ":" in name else _OF_TRAINER)
+        model = arguments_model(function, _needed(function) - without, without)
+        self.arguments(model, "model.loss_arguments", f"loss {name}", "model.loss")
+
     def builder(self) -> Callable[..., Any] | None:
         name = self.valid_value("model.builder")
         function = self.imported("model.builder", name) if isinstance(name, str) else None
@@ -71,8 +105,9 @@ class _Checks:
                 "model.builder", f"{name} is {problem}", "a builder is a function of fields, a class of jobflow.nn.Module, or a function -> nn.Module"
             )
             return None
-        if self.valid_value("model.loss") is not None and not module and self.tree.get("model.layers") is None:
-            self.report("model.loss", "model.loss applies to layers only; a builder returns its own loss, omit it")
+        for key in ("loss", "label_smoothing", "class_weights"):
+            if self.valid_value(f"model.{key}") is not None and not module and self.tree.get("model.layers") is None:
+                self.report(f"model.{key}", f"model.{key} applies to layers and modules only; a builder returns its own loss, omit it")
         if self.valid_value("strategy.recompute") is True and "recompute" not in parameters:
             advice = "a builder that has one wraps its blocks in jobflow.checkpointed if it is true"
             self.report("strategy.recompute", f"strategy.recompute: {name} has no parameter `recompute`", advice)
@@ -186,8 +221,8 @@ def _needed(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(name for name, one in parameters.items() if one.default is one.empty and one.kind not in ends)
 
 
-def arguments_model(function: Callable[..., Any], needed: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Convert the parameters of a function to a strict pydantic model; only the parameters in `needed` are required."""
+def arguments_model(function: Callable[..., Any], needed: frozenset[str] = frozenset(), without: frozenset[str] = frozenset()) -> type[BaseModel]:
+    """Convert the parameters of a function, except `without`, to a strict pydantic model; only the parameters in `needed` are required."""
     try:
         hints: Mapping[str, Any] = get_type_hints(function.__init__ if inspect.isclass(function) else inspect.unwrap(function), include_extras=True)
     except (NameError, TypeError, AttributeError):
@@ -197,7 +232,7 @@ def arguments_model(function: Callable[..., Any], needed: frozenset[str] = froze
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             extra = "allow"
-        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in without:
             # an alias, because pydantic reserves some names
             field = Field(alias=name) if name in needed else Field(None, alias=name)
             fields[f"a_{name}"] = (_checkable(hints.get(name, Any)), field)

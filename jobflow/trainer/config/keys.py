@@ -162,7 +162,7 @@ def close_key(key: str, *groups: Sequence[str]) -> str:
     word = key.lower().replace("-", "_").replace(" ", "_")
     for names in groups:
         known = {name: name for name in names} | {other: name for other, name in synonyms().items() if name in names and other not in names}
-        close = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+        close = difflib.get_close_matches(word, known, n=1, cutoff=0.71)
         if close:
             return known[close[0]]
     return ""

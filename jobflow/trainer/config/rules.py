@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 from jobflow.core.errors import counted
 from jobflow.trainer.config.keys import default_at
+from jobflow.trainer.config.schema import CLASS_LOSSES, Loss
 from jobflow.trainer.config.tree import DEFAULT, MISSING, Path, Problems, Tree, steps_of
 
 #: function of a section and keys -> their values, including defaults
@@ -39,7 +40,7 @@ def check(tree: Tree, problems: Problems) -> None:
         at = DEFAULT if tree.find(path) is MISSING else tree.mark(path).at
         return 3 if at == DEFAULT else 0 if not at.line else 1 if at.file == tree.mark(()).at.file else 2
 
-    for rule in (_model, _layers, _warm_up, _boundaries, _length, _mesh, _mirrored, _parts, _zero, _packages, _batch, _measured, _best):
+    for rule in (_model, _layers, _losses, _warm_up, _boundaries, _length, _mesh, _mirrored, _parts, _zero, _packages, _batch, _measured, _best):
         try:
             for keys, message, legal in rule(values):
                 paths = [steps_of(key) for key in keys.split()]
@@ -69,12 +70,29 @@ def _layers(of: Values) -> Wrong:
     if arguments:
         yield "model.arguments model.layers", "model.arguments are arguments of a builder, and the model is a list of layers; omit them", ""
     if loss is None:
-        yield "model.loss model.layers", "model.layers need a loss", "loss: softmax_cross_entropy, mean_squared_error"
+        yield "model.loss model.layers", "model.layers need a loss", f"loss: {', '.join(get_args(Loss))}, or module:function"
     ((kind, options),) = layers[-1].items()
     function = "function" if kind == "activation" else "activation"
-    if loss == "softmax_cross_entropy" and options.get(function) == "softmax":
+    if loss in ("softmax_cross_entropy", "cross_entropy") and options.get(function) == "softmax":
         keys = f"model.layers.{len(layers) - 1}.{kind}.{function} model.loss"
-        yield keys, "softmax_cross_entropy applies softmax itself; omit the last activation", ""
+        yield keys, f"{loss} applies softmax itself; omit the last activation", ""
+
+
+def _losses(of: Values) -> Wrong:
+    loss, arguments, smoothing, weights = of("model", "loss", "loss_arguments", "label_smoothing", "class_weights")
+    name = loss or "softmax_cross_entropy"
+    if smoothing is not None and name not in ("softmax_cross_entropy", "cross_entropy"):
+        yield "model.label_smoothing model.loss", f"model.label_smoothing needs a cross entropy, and model.loss is {name}", "loss: cross_entropy"
+    if weights is not None and name not in CLASS_LOSSES:
+        yield "model.class_weights model.loss", f"model.class_weights needs a loss of classes, and model.loss is {name}", ", ".join(CLASS_LOSSES)
+    if weights is not None and weights != "balanced" and not any(weights):
+        yield "model.class_weights", f"model.class_weights must contain a positive number; got {weights}", ""
+    if arguments and loss is None:
+        yield (
+            "model.loss_arguments model.loss",
+            "model.loss_arguments are arguments of model.loss, which is not set",
+            "loss: a name, or module:function",
+        )
 
 
 # -------------------------------------------------------------------- optimizer and training

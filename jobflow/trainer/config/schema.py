@@ -48,6 +48,15 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Sizes = Count | tuple[Count, Count]
 Activation = Literal["relu", "gelu", "tanh", "sigmoid", "elu", "leaky_relu", "swish", "softmax", "softplus"]
 Padding = Literal["same", "valid"]
+#: losses with class numbers as labels
+CLASS_LOSSES = ("softmax_cross_entropy", "cross_entropy", "nll_loss", "multi_margin_loss")
+#: losses of scores and labels: two of the trainer, and those of `jobflow.nn.functional`
+Loss = Literal[
+    "softmax_cross_entropy", "mean_squared_error", "cross_entropy", "nll_loss", "multi_margin_loss", "mse_loss", "l1_loss", "smooth_l1_loss",
+    "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "soft_margin_loss",
+    "hinge_embedding_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss",
+]  # fmt: skip
+Imported = Annotated[str, Field(pattern=IMPORT_PATH)]
 #: pattern of the name of an evaluation metric
 METRIC = r"^validation/\w+$"
 Metric = Annotated[str, Field(pattern=METRIC)]
@@ -161,7 +170,14 @@ class Model(Section):
     arguments: Annotated[dict[str, Any], key("keyword arguments of the builder", "args kwargs params", default_factory=dict)]
     layers: Annotated[tuple[Layer, ...] | None, key("a list of layers, instead of a builder", min_length=1)] = None
     loss: Annotated[
-        Literal["softmax_cross_entropy", "mean_squared_error"] | None, key("loss of the output of layers or of a module; a builder returns its own")
+        Loss | Imported | None,
+        key('loss of the output of layers or of a module, by name or as "module:function"; a builder returns its own', "criterion loss_fn"),
+    ] = None
+    loss_arguments: Annotated[dict[str, Any] | None, key("keyword arguments of the loss; null: none", "loss_args loss_kwargs")] = None
+    label_smoothing: Annotated[Share | None, key("fraction of each label that is distributed over all classes; null: none", "smoothing")] = None
+    class_weights: Annotated[
+        tuple[NotNegative, ...] | Literal["balanced"] | None,
+        key("weight of the loss per class; balanced: from the number of training samples per class; null: none", "class_weight weights"),
     ] = None
 
 
