@@ -27,7 +27,7 @@ from jobflow.models.building_blocks import he
 from jobflow.nn.modules.module import Module
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.functions import makes_module
-from jobflow.trainer.losses import LABELS, Criterion, criterion_of
+from jobflow.trainer.criterion import LABELS, Criterion, criterion_of
 
 #: the name of a list of layers in messages
 LISTED = "the list of layers"

@@ -7,9 +7,9 @@ and microbatches, also with class weights.
 from __future__ import annotations
 
 import inspect
-import math as numbers
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,7 @@ class Criterion:
         if self.configured != "balanced" or self.weights is not None:
             return
         good = isinstance(saved, list) and 0 < len(saved) <= MOST_CLASSES
-        if not good or not all(type(each) in (int, float) and numbers.isfinite(each) and each >= 0 for each in saved):
+        if not good or not all(type(each) in (int, float) and isfinite(each) and each >= 0 for each in saved):
             raise CheckpointError(f"{path} has no class weights, but model.class_weights at {self.where} is balanced; pass another checkpoint")
         self.weights = tuple(map(float, saved))
 
@@ -198,13 +198,13 @@ def class_counts(samples: Samples | Stream, what: str) -> Array:
         whole = labels.astype(np.int64)
         wrong = np.flatnonzero((whole != labels) | (whole < 0) | (whole >= MOST_CLASSES))
         if wrong.size:
-            place = samples.where(start + int(wrong[0]) * min(_ROWS, len(samples) - start) // labels.size)
+            sample = samples.where(start + int(wrong[0]) * min(_ROWS, len(samples) - start) // labels.size)
             raise ConfigError(
-                f"{what}: {place} has the label {labels[wrong[0]]}, not a class from 0 to {MOST_CLASSES - 1:,}; write a list of weights"
+                f"{what}: {sample} has the label {labels[wrong[0]]}, not a class from 0 to {MOST_CLASSES - 1:,}; write a list of weights"
             )
-        found = np.bincount(whole, minlength=len(counts))
-        found[: len(counts)] += counts
-        counts = found
+        total = np.bincount(whole, minlength=len(counts))
+        total[: len(counts)] += counts
+        counts = total
     return counts
 
 
