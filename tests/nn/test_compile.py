@@ -155,6 +155,27 @@ class Grads(Loop):
         return loss
 
 
+class Sharpness(Loop):
+    """Take the gradient at parameters that are moved along the gradient and then restored."""
+
+    def step(self, x: Any, y: Any) -> Any:
+        parameters = list(self.net.parameters())
+        F.cross_entropy(self.net(x), y).backward()
+        with flow.no_grad():
+            before = [p.clone() for p in parameters]
+            for p in parameters:
+                p.add_(p.grad, alpha=0.05)
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.net(x), y)
+        loss.backward()
+        with flow.no_grad():
+            for p, old in zip(parameters, before, strict=True):
+                p.copy_(old)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+
 class Penalty(Loop):
     """A loop with the norm of a gradient in the loss."""
 
@@ -215,6 +236,7 @@ CASES: dict[str, tuple[Callable[[], Loop], int]] = {
     "two optimizers": (loop_of(Twice), 2),
     "gradients are assigned": (loop_of(Grads), 2),
     "gradient penalty": (loop_of(Penalty, net={"norm": False}), 2),
+    "sharpness": (loop_of(Sharpness), 2),
     "changed rate": (loop_of(change=lambda loop, i: loop.optimizer.param_groups[0].update(lr=0.01 / (i + 1))), 2),
     "changed betas": (loop_of(change=lambda loop, i: loop.optimizer.param_groups[0].update(betas=(0.9 if i < 2 else 0.8, 0.99))), 4),
     "changed attribute": (loop_of(change=lambda loop, i: setattr(loop.net, "scale", 1.0 if i < 2 else 0.5)), 3),

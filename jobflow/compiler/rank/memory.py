@@ -241,7 +241,9 @@ class _Planning:
             strides = contiguous_strides(part.type.shape, part.type.dtype.itemsize)
             target = Slot(allocation.buffer, allocation.offset + offset, part.type, strides)
             source = self.slot(part)
-            if (source.buffer, source.offset) == (target.buffer, target.offset):  # computed in place
+            if (source.buffer, source.offset) == (target.buffer, target.offset):  # computed in place, perhaps by an update
+                if part in self.updated:
+                    self.accesses.append(Access(part.name, ((self.key(part), source),), ((self.key(joined), target),)))
                 continue
             result.append(Compute(Copy(), (source,), (target,), part.name, step.where, step.phase))
             new = tuple((self.key(value), self.slot(value)) for value in self._new_allocations((joined,)))
