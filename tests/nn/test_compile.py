@@ -408,6 +408,18 @@ def test_global_tensors_on_two_ranks(data: Any, weight: Any, outside: bool) -> N
         assert layouts == expected
 
 
+def test_one_function_accepts_local_and_global_tensors() -> None:
+    def program(rank: int) -> None:
+        double = flow.compile(lambda x: x * 2, fullgraph=True)
+        for _ in range(2):
+            np.testing.assert_array_equal(double(flow.ones(4) * rank).numpy(), np.full(4, 2.0 * rank))
+            split = flow.ones(4, placement=flow.placement("cpu", [0, 1]), sbp=S0)
+            np.testing.assert_array_equal(double(split).numpy(), np.full(4, 2.0))
+        assert len(double.traces) == 2
+
+    on_ranks(2, program)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("n", [1, 4])

@@ -35,7 +35,8 @@ class Cache:
 
     def __init__(self, here: EagerState) -> None:
         self.here = here
-        self.memory = CompiledMemory()
+        #: memory of plans, by the ranks that hold the arguments
+        self.memories: dict[tuple[int, ...], CompiledMemory] = {}
         #: plans by key of the call, with the newest key last
         self.entries: dict[Any, list[Entry]] = {}
         #: classes of arguments that every call replaces by another object, and that are compared by content
@@ -60,7 +61,7 @@ class Cache:
         for entry in reversed(entries):
             if problem := entry.stale():
                 self.entries.clear()
-                self.memory = CompiledMemory()
+                self.memories.clear()
                 return None, problem
             problem = entry.changed(call)
             if not problem:
@@ -165,7 +166,7 @@ class CompiledFunction:
                 return self._eagerly(cache, call, f"{reason}; this is trace number {len(cache.reasons) + 1}", for_good=True)
             notice(f"flow.compile: {self.name} is traced again at {user_line()}: {reason}")
         while True:
-            tracing = Tracing(cache.here, self.name, self.where, self.function, call, cache.memory)
+            tracing = Tracing(cache.here, self.name, self.where, self.function, call, cache.memories)
             try:
                 with collection_paused():
                     trace = tracing.run()

@@ -60,11 +60,21 @@ class Trace:
 class Tracing:
     """One trace of a function, for the arguments of one call."""
 
-    def __init__(self, here: EagerState, name: str, where: SourceLine, function: Callable[..., Any], call: Call, memory: CompiledMemory) -> None:
-        self.here, self.function, self.call, self.memory = here, function, call, memory
+    def __init__(
+        self,
+        here: EagerState,
+        name: str,
+        where: SourceLine,
+        function: Callable[..., Any],
+        call: Call,
+        memories: dict[tuple[int, ...], CompiledMemory],
+    ) -> None:
+        self.here, self.function, self.call = here, function, call
         self.metas = tuple(Meta(f"input{i}", x.tensor_type, x.layout) for i, x in enumerate(call.tensors))
         self.guards = Guards()
         self.tracer = Tracer(name, together(here, self.metas), where, False, kind="graph")
+        #: plans of calls on other ranks have separate memory
+        self.memory = memory = memories.setdefault(self.tracer.placement.ranks, CompiledMemory())
         names = {id(x): name for name, x in memory.tensors.items()}
         self.gradient_outputs: list[Tensor] = []
         self.modes = _modes(here)
