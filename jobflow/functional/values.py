@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,18 @@ def set_printoptions(
 
 
 def value_of(x: Tensor, what: str) -> Array:
-    """Return the logical value of x as an array; for a global tensor, all ranks must call this function."""
+    """Return the logical value of x as an array; for a global tensor, all ranks must call this function.
+
+    In nn.Graph.build, every run of the graph checks that the elements of x have not changed.
+    """
+    building = building_now()
+    if building is not None and x.traced is None:
+        building.read_elements(x, what)
+    return _elements(x, what)
+
+
+def _elements(x: Tensor, what: str) -> Array:
+    """Return the logical value of x as an array, which runs of a graph do not compare with later values."""
     if x.traced is not None or (building_now() is not None and building_now().differentiates):
         constant = constant_value(x, guarded=True)
         if constant is not None:
@@ -126,11 +137,11 @@ def item(x: Tensor) -> Any:
     return _only(x, "item()")
 
 
-def _only(x: Tensor, what: str) -> Any:
+def _only(x: Tensor, what: str, read: Callable[[Tensor, str], Array] = value_of) -> Any:
     if x.tensor_type.size != 1:
         problem = f"the tensor {x.tensor_type} has {x.tensor_type.size} elements, not one; select one element, or use tolist()"
         raise ShapeError(f"{what} at {user_line()}: {problem}")
-    return value_of(x, what).reshape(()).item()
+    return read(x, what).reshape(()).item()
 
 
 def tolist(x: Tensor) -> Any:
@@ -194,7 +205,7 @@ def shown(x: Tensor) -> str:
     if x.traced is not None:
         parts += ["...", f"size={tuple(x.shape)}"]
     else:
-        parts.append(written(value_of(x, "print"), len("tensor(")))
+        parts.append(written(_elements(x, "print"), len("tensor(")))
     if x.layout is not None:
         parts += [f"placement={x.placement!r}", f"sbp={x.sbp!r}"]
     elif device_of(x).type != "cpu":
@@ -277,7 +288,8 @@ def formatted(x: Tensor, spec: str) -> str:
     Raises: ShapeError for a number format of a tensor with axes.
     """
     if not x.ndim and x.traced is None:
-        return format(item(x), spec)
+        building = building_now()
+        return format(item(x) if building is None or building.differentiates else _only(x, "format", _elements), spec)
     if spec and spec[-1] in "bcdeEfFgGnoxX%":
         raise ShapeError(
             f"format at {user_line()}: the format {spec!r} needs a single element; got {x.tensor_type}; format x.mean(), or each of x.tolist()"

@@ -182,6 +182,9 @@ class ProgramRecorder(ABC, Generic[T]):
         """Return the elements of the tensor from outside that `node` reads, if every run compares them; None in jobs."""
         return None
 
+    def read_elements(self, x: T, what: str) -> None:
+        """Register that user code reads the elements of x, a tensor from outside, while the program is traced."""
+
     @abstractmethod
     def _read(self, x: T) -> T:
         """Register a tensor with values as a variable, and return the traced tensor for it."""

@@ -112,3 +112,29 @@ def test_buffers_equal_eager_execution(write: Callable[[Writing, Any], Any], tra
     once, graph = agree(ranks, program)
     for a, b in zip(once, graph, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
+    "int": lambda x, n: x * int(n[0] + 0),
+    "item": lambda x, n: x * n.max().item(),
+    "tolist": lambda x, n: x[n.tolist()],
+    "numpy": lambda x, n: x * float(n.numpy()[0]),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_runs_raise_after_changes_of_elements_that_build_read(name: str) -> None:
+    class Reading(nn.Graph):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Module()
+            self.model.register_buffer("number", flow.tensor([2, 1]))
+
+        def build(self, x: Any) -> Any:
+            return NUMBERS[name](x, self.model.number)
+
+    graph, x = Reading(), flow.ones(3)
+    np.testing.assert_array_equal(graph(x).numpy(), graph(x).numpy())
+    graph.model.number.add_(1)
+    with pytest.raises(flow.JobError, match=r"build read the elements of the tensor model\.number int64\[2\] at test_buffers_in_graphs\.py:\d+"):
+        graph(x)

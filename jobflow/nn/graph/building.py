@@ -84,6 +84,8 @@ class Building(ProgramRecorder[Tensor]):
     forbidden: list[str] = field(default_factory=list)
     #: tensors from outside that Python numbers of the program depend on, with a copy of their elements, by id
     guarded: dict[int, tuple[Tensor, Array]] = field(default_factory=dict)
+    #: the user's lines that read these tensors, by id
+    guarded_lines: dict[int, SourceLine] = field(default_factory=dict)
     #: parameters that build overwrites, by name, with the user's lines
     assigned_parameters: dict[str, SourceLine] = field(default_factory=dict)
     #: id of a tensor -> its current traced tensor
@@ -267,11 +269,29 @@ class Building(ProgramRecorder[Tensor]):
         x = self.tensors.get(name or "")
         if x is None or x._needs_gradient or x.tensor_type.size > LARGEST_GUARDED or (x.layout is not None and not x.layout.is_whole):
             return None
-        if any(other.memory is x.memory and self._standing[id(other)].traced is not self.tracer.reads[key] for key, other in self.tensors.items()):
-            return None
+        return None if self._is_overwritten(x) else self._guard(x)
+
+    def _is_overwritten(self, x: Tensor) -> bool:
+        """Return True if the program has overwritten x, or a tensor in the memory of x."""
+        return any(other.memory is x.memory and self._standing[id(other)].traced is not self.tracer.reads[key] for key, other in self.tensors.items())
+
+    def _guard(self, x: Tensor) -> Array:
+        """Return the elements of this rank's piece of x, which every run compares with this copy."""
         elements = x.array.copy()
         self.guarded[id(x)] = x, elements
+        self.guarded_lines.setdefault(id(x), user_line())
         return elements
+
+    def read_elements(self, x: Tensor, what: str) -> None:
+        """Compare the elements of x in every run, because user code reads them; raise JobError if the program has overwritten x."""
+        if self.differentiates:
+            return
+        if self._is_overwritten(x):
+            raise JobError(
+                f"{what} at {user_line()}: the program overwrites the tensor {x.tensor_type}, so its elements are not known while {self.running} "
+                f"runs; return the tensor from {self.short}"
+            )
+        self._guard(x)
 
     def check_guarded(self, x: Tensor) -> None:
         """Raise an error for a write to x if a Python number of the program depends on the elements of x."""

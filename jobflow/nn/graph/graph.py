@@ -39,7 +39,7 @@ from jobflow.nn.amp import Scaler
 from jobflow.nn.graph.building import Building
 from jobflow.nn.graph.graph_optimizers import Added, Steps
 from jobflow.nn.graph.graph_strategies import spread
-from jobflow.nn.graph.running import Arguments, Bound, Built, Memory, Meta
+from jobflow.nn.graph.running import Arguments, Bound, Built, Guard, Memory, Meta
 from jobflow.nn.graph.settings import GraphConfig, GraphModule, ProxyModule
 from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.module import Module
@@ -83,6 +83,12 @@ def check_constants(name: str, whole: Body, part: Body) -> None:
             f"{name} at {places[0]}: build creates different tensors here for a microbatch and for the batch, so the results would differ; "
             f"compute the tensor from tensors of the batch or with flow.full, or use one microbatch"
         )
+
+
+def guards(building: Building) -> list[Guard]:
+    """Return the tensors that Python numbers of one trace of `build` depend on."""
+    lines, names = building.guarded_lines, building.names
+    return [Guard(x, elements.tobytes(), lines[number], names.get(number, "")) for number, (x, elements) in building.guarded.items()]
 
 
 def _same_values(a: Tensor | None, b: Tensor | None) -> bool:
@@ -239,8 +245,10 @@ class Graph:
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
         local = all(layout is None for layout in layouts)
         schedules = self._schedules
-        guarded = [(x, elements.tobytes()) for x, elements in building.guarded.values()]
-        return Built(self.name, graph, metas, arguments, first.returned, building.tensors, building.draws, steps.rates, schedules, local, guarded)
+        guarded = {id(guard.tensor): guard for body in (first, *others, *([] if whole is None else [whole])) for guard in guards(body.building)}
+        return Built(
+            self.name, graph, metas, arguments, first.returned, building.tensors, building.draws, steps.rates, schedules, local, [*guarded.values()]
+        )
 
     def _traced(self, here: EagerState, metas: tuple[Meta, ...], arguments: Arguments, cut: Microbatches | None, size: int) -> Body:
         """Trace `build` for inputs like `metas`; if `cut` divides the batch into microbatches, trace it for one microbatch of `size` rows."""

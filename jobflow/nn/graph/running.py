@@ -17,7 +17,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute
 from jobflow.core.cache_folder import choose_cache_folder
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import DivergedError, JobError, user_line
+from jobflow.core.errors import DivergedError, JobError, SourceLine, user_line
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.engine.session import current_session
@@ -85,8 +85,19 @@ class Built:
     schedules: Sequence[Any]
     #: True if its tensors are local
     local: bool
-    #: tensors that Python numbers of build depend on, with their elements
-    guarded: Sequence[tuple[Tensor, bytes]] = ()
+    #: tensors that Python numbers of build depend on
+    guarded: Sequence[Guard] = ()
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A tensor that a Python number of `build` depends on, with its elements and the line that read them."""
+
+    tensor: Tensor
+    elements: bytes
+    where: SourceLine
+    #: the name among the tensors of the graph's modules, if any
+    name: str
 
 
 @dataclass
@@ -320,11 +331,12 @@ class Bound:
 
     def _check_guarded(self) -> None:
         """Raise JobError if a Python number of `build` depends on a tensor whose elements have changed."""
-        for x, elements in self.built.guarded:
-            if x.array.tobytes() != elements:
+        for guard in self.built.guarded:
+            if guard.tensor.array.tobytes() != guard.elements:
+                tensor = f"the tensor {guard.name} {guard.tensor.tensor_type}" if guard.name else f"a tensor {guard.tensor.tensor_type}"
                 raise JobError(
-                    f"{self.built.name} at {user_line()}: a Python number of build depends on a tensor {x.tensor_type}, whose elements "
-                    f"have changed; create another graph, and load the state_dict() of this graph"
+                    f"{self.built.name} at {user_line()}: build read the elements of {tensor} at {guard.where}, and they have changed since; create "
+                    f"another graph, and load the state_dict() of this graph"
                 )
 
     def check_session(self) -> None:
