@@ -269,9 +269,9 @@ class Building(ProgramRecorder[Tensor]):
         x = self.tensors.get(name or "")
         if x is None or x._needs_gradient or x.tensor_type.size > LARGEST_GUARDED or (x.layout is not None and not x.layout.is_whole):
             return None
-        return None if self._is_overwritten(x) else self._guard(x)
+        return None if self._is_changed(x) else self._guard(x)
 
-    def _is_overwritten(self, x: Tensor) -> bool:
+    def _is_changed(self, x: Tensor) -> bool:
         """Return True if the program has overwritten x, or a tensor in the memory of x."""
         return any(other.memory is x.memory and self._standing[id(other)].traced is not self.tracer.reads[key] for key, other in self.tensors.items())
 
@@ -286,7 +286,7 @@ class Building(ProgramRecorder[Tensor]):
         """Compare the elements of x in every run, because user code reads them; raise JobError if the program has overwritten x."""
         if self.differentiates:
             return
-        if self._is_overwritten(x):
+        if self._is_changed(x):
             raise JobError(
                 f"{what} at {user_line()}: the program overwrites the tensor {x.tensor_type}, so its elements are not known while {self.running} "
                 f"runs; return the tensor from {self.short}"
