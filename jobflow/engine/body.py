@@ -14,6 +14,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.front.differentiate import is_without_rows
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, ShapeError, SourceLine, user_line
+from jobflow.core.filters import matches
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, TensorType, float32, int8
 from jobflow.engine.job_tensor import JobTensor, TimeSteps, every_step, value_of
@@ -52,6 +53,8 @@ class JobBody:
         self.refused = ""
         #: replaces the inputs of operations
         self.replacing: Replacing | None = None
+        #: patterns of the variables that are not trained
+        self.frozen: Sequence[str] = ()
         self._handles: dict[Value, JobTensor] = {}
 
     def handle(self, value: Value) -> JobTensor:
@@ -151,7 +154,9 @@ class JobBody:
         return self.tracer.reads
 
     def variable(self, declared: Variable) -> JobTensor:
-        """Return the current value of a variable, which is declared at its first use."""
+        """Return the current value of a variable, which is declared at its first use; variables in `frozen` are not trained."""
+        if matches(self.frozen, declared.name):
+            declared = replace(declared, trainable=False, group="buffer")
         return self.handle(self.tracer.variable(declared))
 
     def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> JobTensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.filters import matches
 from jobflow.core.layout import P
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
@@ -87,10 +88,10 @@ def normalized(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gamma (x - mean) / sqrt(variance + epsilon) + beta, and the mean and variance that this formula uses.
 
-    With `moving`, the formula uses the mean and variance of the batch, which also update the variables `mean` and `variance`. Otherwise it uses
-    these variables.
+    With `moving`, the formula uses the mean and variance of the batch, which also update the variables `mean` and `variance`. Otherwise, or if the
+    job has frozen `mean`, it uses these variables.
     """
-    if not moving:
+    if not moving or matches(current_job("normalization").frozen, variable_of(mean) or ""):
         return bn.batch_norm_infer(x, gamma, beta, mean, variance, axis=axis, epsilon=epsilon, name=name), mean, variance
     y, batch_mean, batch_variance = bn.batch_norm_train(x, gamma, beta, axis=axis, epsilon=epsilon, name=name)
     count = x.tensor_type.size // x.tensor_type.shape[axis]

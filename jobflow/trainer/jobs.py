@@ -33,6 +33,7 @@ from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.options import EnvSettings
 from jobflow.engine.session import Session
 from jobflow.engine.staged_job import StagedJob
+from jobflow.graph.ir import Variable
 from jobflow.legacy.optimizer.from_options import optimizer_of
 from jobflow.legacy.optimizer.job_optimizers import Minimizer
 from jobflow.ops import elementwise as ew
@@ -45,6 +46,7 @@ from jobflow.runtime.world.launched import launched
 from jobflow.strategies import mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.fingerprint import ROWS, Fingerprint
+from jobflow.trainer.freezing import check_frozen
 from jobflow.trainer.means import check_mean
 from jobflow.trainer.network import Network, key_line, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
@@ -75,6 +77,8 @@ class Jobs:
     fields: Fields = field(default_factory=dict)
     #: names of the model's metrics, after a job has been traced
     metrics: tuple[str, ...] = ()
+    #: parameters and other variables of the model by name, after the train job has been traced
+    variables: Mapping[str, Variable] = field(default_factory=dict)
     _made: dict[tuple[str, int, tuple[str, ...]], Job] = field(default_factory=dict)
 
     @property
@@ -225,11 +229,14 @@ class Jobs:
         return StagedJob(function, name == TRAIN, config, self.network.where, optimizer_of)
 
     def _train(self, batch: dict[str, Any]) -> dict[str, Any]:
+        body: JobBody = scope.current().interpreter  # type: ignore[assignment]
+        body.frozen = self.config.freeze
         outputs = self._outputs(batch)
+        self.variables = dict(body.variables)
+        check_frozen(self.loaded, self.variables)
         with at_line(line_of(self.loaded, "optimizer")):
             optimizer: Minimizer = optimizer_from(self.config, self.steps)
             optimizer.minimize(_weighed(outputs["loss"], next(iter(batch.values()))))
-        body: JobBody = scope.current().interpreter  # type: ignore[assignment]
         return {**_by_row(outputs, batch), HALTED: body.slot(f"{NOT_FINITE}-{body.name}", COUNT, 0, None)}
 
     def _measured(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -35,11 +35,13 @@ from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import batches_of, measure, rows_of
 from jobflow.trainer.fingerprint import Fingerprint
 from jobflow.trainer.finite import first_not_finite
+from jobflow.trainer.freezing import frozen_text
 from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Jobs, Means, prepared
 from jobflow.trainer.lock import Lock, lock_of
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
 from jobflow.trainer.resume import Progress, check_alike, check_configurations, chosen, follow, read, series_of, set_aside_behind, together
+from jobflow.trainer.start_from import start
 from jobflow.trainer.stopping import Agreement, Clock, Early, Signals
 from jobflow.trainer.training_batches import batches_of_training
 from jobflow.trainer.units import metric_text, metrics_text
@@ -135,6 +137,7 @@ class Loop:
         self._seconds = 0.0
         self._compiled: Compiled | None = None
         self._program: Fingerprint | None = None
+        self._before = ""
 
     # ---------------------------------------------------------------- the run
 
@@ -151,6 +154,8 @@ class Loop:
             self._notice(warning)
         with self._only_one():
             checkpoint = self._resume(resume)
+            if checkpoint is None and self.config.start_from is not None:
+                self._before = start(self.jobs)
             if self._is_complete:
                 return self._complete(checkpoint)
             return self._watched(self._info(checkpoint), first)
@@ -352,6 +357,7 @@ class Loop:
         return RunInfo(
             config.name, self.loaded, Path(config.output), run.ranks, run.steps, self.progress.step, run.steps_per_epoch, count,
             rows_of(samples, config.data.batch_size), checkpoint, lambda: self._compiled, self.progress.seconds,
+            "\n".join(filter(None, [self._before, frozen_text(self.loaded, run.variables)])),
         )  # fmt: skip
 
     # ---------------------------------------------------------------- evaluation

@@ -16,6 +16,7 @@ import jobflow.legacy.math as math
 import jobflow.nn as nn
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_you_mean_or
+from jobflow.core.filters import matches
 from jobflow.core.scope import checkpointed
 from jobflow.core.types import TensorType, float32, int32
 from jobflow.engine.placements import placement, sbp
@@ -227,6 +228,9 @@ def _measured(module: Module, criterion: Criterion, **batch: Any) -> Mapping[str
     job: Any = scope.current().interpreter
     modes = [(each, each.training) for each in module.modules()]
     module.train(job.trainable)
+    for name, each in module.named_modules():  # frozen statistics normalize as in evaluation
+        if any(matches(job.frozen, f"{name}.{buffer}".lstrip(".")) for buffer, _ in each.named_buffers(recurse=False)):
+            each.training = False
     try:
         results = module(*fields.values()) if named is None else module(**fields)
     finally:

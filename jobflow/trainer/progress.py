@@ -54,6 +54,8 @@ class Progress(Watcher):
         elif run.first_step < run.steps:  # otherwise only the last evaluation remains
             left = counted(run.steps - run.first_step, "step")
             self._say(f"{run.name}: {left} of {counted(run.batch_size, 'sample')} on {counted(run.ranks, 'rank')}")
+        if run.before:
+            self._say(run.before)
         if run.resumed_from is not None:
             self._say(f"resuming from step {run.first_step}: {run.resumed_from}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
 from jobflow.core.dataclass import dataclass
@@ -31,7 +31,7 @@ T = TypeVar("T")
 NEVER = "use the jobflow version that saved them, or correct permissions and limits; --resume never starts a new run and renames the checkpoints"
 PRECISION = "strategy.precision"
 #: keys of the configuration that must not change
-FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name")
+FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name", "freeze")
 
 
 @dataclass
@@ -109,6 +109,21 @@ def together(session: Session, ask: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return result
+
+
+def everywhere(session: Session, ask: Callable[[], T]) -> T:
+    """Call `ask` in every process and return its result; if a call raises a JobflowError, raise the first one on all ranks."""
+    result: T | None = None
+    failure: JobflowError | None = None
+    try:
+        result = ask()
+    except JobflowError as raised:
+        failure = raised
+    world = session.start()
+    failures = world.call(ExchangeItems(failure)) if world.multi else [failure]
+    if (first := next(filter(None, failures), None)) is not None:
+        raise first
+    return cast("T", result)
 
 
 def check_alike(session: Session, mine: Mapping[str, Any]) -> None:

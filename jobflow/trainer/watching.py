@@ -44,6 +44,8 @@ class RunInfo:
     compiled: Callable[[], Compiled | None] = field(default=lambda: None, repr=False)
     #: seconds of training in earlier parts of the run
     seconds_before: float = 0.0
+    #: text to print before the first step: initial values from files, and frozen variables
+    before: str = ""
 
     @property
     def epochs(self) -> float:

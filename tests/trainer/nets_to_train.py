@@ -156,6 +156,39 @@ class Scores(flow.nn.Module):
         return self.layers(input)
 
 
+class Backbone(flow.nn.Module):
+    """A module with a backbone, which has batch statistics, and a head."""
+
+    def __init__(self, classes: int = 4, units: int = 5) -> None:
+        super().__init__()
+        nn = flow.nn
+        self.backbone = nn.Sequential(nn.Linear(6, units), nn.BatchNorm1d(units), nn.Tanh(), nn.Dropout(0.25))
+        self.head = nn.Linear(units, classes)
+
+    def forward(self, input: Any) -> Any:
+        return self.head(self.backbone(input))
+
+
+class Small(flow.nn.Module):
+    """A module with the parameters of a recorded file of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = flow.nn.Linear(2, 3)
+
+    def forward(self, input: Any) -> Any:
+        return self.fc(input)
+
+
+def backbone(x: Any, labels: Any = None, *, classes: int = 4) -> dict[str, Any]:
+    """Return the loss and the scores of a builder with a backbone, which has batch statistics, and a head."""
+    with flow.scope.namespace("backbone"):
+        y = flow.layers.dense(x, 5, kernel_initializer=flow.random_normal_initializer(stddev=0.3), name="dense")
+        y = flow.math.tanh(flow.layers.batch_normalization(y, axis=1, name="norm"))
+    scores = flow.layers.dense(y, classes, kernel_initializer=flow.random_normal_initializer(stddev=0.3), name="head")
+    return {"scores": scores} if labels is None else {"loss": flow.nn.sparse_softmax_cross_entropy_with_logits(labels, scores, name="loss")}
+
+
 class Named(Scores):
     """A module that takes fields by name and returns metrics."""
 

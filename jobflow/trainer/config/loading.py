@@ -55,7 +55,7 @@ def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_out
     written = [*files.names, *(origin_of(setting).file for setting in settings)]
     if files.unread:
         problems.stop_if_any(written)
-    tree = with_layer_maps(resolved(with_derived(tree, str(path)), problems))
+    tree = with_start_map(with_layer_maps(resolved(with_derived(tree, str(path)), problems)))
     config = Validation(tree, problems).check()
     rules.check(tree, problems)
     builder = functions.check(tree, problems, os.path.dirname(str(path))) if look_outside else None
@@ -94,6 +94,12 @@ def with_layer_maps(tree: Tree) -> Tree:
         {kind: {} if arguments is None else arguments for kind, arguments in layer.items()} if isinstance(layer, dict) else layer for layer in maps
     ]
     return Tree(replaced(tree.plain, ("model", "layers"), filled), tree.marks)
+
+
+def with_start_map(tree: Tree) -> Tree:
+    """Replace a path as `start_from` by a map with this path."""
+    path = tree.get("start_from")
+    return tree.having(("start_from",), {"path": path}, tree.mark(("start_from",))) if isinstance(path, str) else tree
 
 
 # -------------------------------------------------------------------- files and settings

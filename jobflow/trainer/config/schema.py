@@ -399,6 +399,24 @@ class Logging(Section):
     progress: Annotated[Literal["auto", "bar", "plain", "none"], key("progress bar or plain lines; auto: a bar on a terminal")] = "auto"
 
 
+Patterns = tuple[Annotated[str, Field(min_length=1)], ...]
+
+
+class StartFrom(Section):
+    """Initial values of the model from another run or a file, for a run that does not resume; `*` in patterns stands for any text."""
+
+    path: Annotated[
+        str,
+        key("a run, a checkpoint, or a .safetensors, .npz or .pt file", "file checkpoint ckpt weights model model_name_or_path", min_length=1),
+    ]
+    rename: Annotated[
+        dict[str, str], key("pattern of names in the file: name in the model; entries apply in order", "mapping map renames", default_factory=dict)
+    ]
+    only: Annotated[Patterns, key("patterns of the model's variables that are loaded", "include names", min_length=1)] = ("*",)
+    skip: Annotated[Patterns, key("patterns of the model's variables that are not loaded, such as a new head", "except exclude ignore")] = ()
+    strict: Annotated[bool, key("an error if the file lacks a variable; false: the variable keeps its initial value")] = True
+
+
 class TrainConfig(Section):
     """A training run."""
 
@@ -406,6 +424,10 @@ class TrainConfig(Section):
     seed: Annotated[int, key("seed of weights, dropout and the order of samples", "random_seed rng", ge=0, lt=2**63)] = 0
     output: Annotated[str, key("output folder", "output_dir outdir out workdir", derived="runs/${name}", min_length=1)]
     model: Annotated[Model, key("the model to train", "net network")]
+    start_from: Annotated[
+        StartFrom | None, key("initial values from another run or file, as a path or a map", "init_from pretrained finetune finetune_from load_from")
+    ] = None
+    freeze: Annotated[Patterns, key("patterns of variables that are not trained", "frozen freeze_layers")] = ()
     data: Annotated[Data, key("readers of samples, and batches")]
     optimizer: Annotated[Optimizer, key("the kind of optimizer, and its options", "optim optimiser")]
     strategy: Annotated[Strategy, key("parallelism and precision")] = Strategy()

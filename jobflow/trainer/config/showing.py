@@ -135,4 +135,5 @@ def schema() -> dict[str, Any]:
         definitions[f"reader_{name}"] = {**own, "title": name, "description": meaning, "properties": chosen}
     definitions["Reader"] = {"anyOf": [{"$ref": f"#/$defs/reader_{name}"} for name in READERS]}
     definitions["Layer"] = {"anyOf": [{"enum": list(definitions["Layer"]["properties"])}, {**definitions["Layer"], "maxProperties": 1}]}
+    definitions["StartFrom"] = {"anyOf": [{"type": "string", "description": "the path alone"}, definitions["StartFrom"]]}
     return {"$schema": GenerateJsonSchema.schema_dialect, **result, "properties": {"extends": _EXTENDS, **result["properties"]}}

@@ -177,6 +177,12 @@ class Validation:
             near = hint(errors, choices)
             if not near and any(error["type"].startswith(("model", "dict")) for error in errors):
                 near = section_hint(first["input"], list(self.fields(path)), self.tags(path), key)
+            if (
+                not near
+                and isinstance(first["input"], str)
+                and any(get_origin(kind) is tuple and str in kinds_at(("0",), ["x"], kind) for kind in self.kinds(path))
+            ):
+                near = f"; write [{json.dumps(first['input'])}]"
             self.problems.add(at, path, f"{full or 'the configuration'} must be {words}; got {shown(first['input'])}{near}")
 
     def nameless(self, path: Path) -> None:

@@ -1,0 +1,301 @@
+"""Initial values of a run from other files: the section `start_from`.
+
+The source is a run, a checkpoint, or a file of safetensors, NumPy or `torch.save`. Names in the file are renamed, and compared with the variables
+of the model. Every process reads the file, because a rank needs its own parts only. The values become part of the first checkpoint, so a resumed
+run, `jobflow eval` and `jobflow predict` do not need the file.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import CheckpointError, ConfigError, FileError, counted, did_you_mean
+from jobflow.core.filters import matches
+from jobflow.core.notices import notice
+from jobflow.core.tables import TextTable
+from jobflow.core.types import Array, TensorType
+from jobflow.functional import foreign_files
+from jobflow.functional.typed import Tensor
+from jobflow.graph.ir import Variable
+from jobflow.storage.checkpoint_reader import Stored, variable_type
+from jobflow.storage.export import open_any
+from jobflow.storage.remote import AnyPath, path_of
+from jobflow.storage.safetensors import bytes_of
+from jobflow.storage.series import Series
+from jobflow.trainer.config import Loaded
+from jobflow.trainer.config.schema import StartFrom
+from jobflow.trainer.jobs import Jobs
+from jobflow.trainer.resume import check_alike, everywhere, together
+
+#: suffixes of files of `torch.save`
+TORCH = (".pt", ".pth", ".bin", ".ckpt")
+#: suffixes of all files with initial values
+FILES = (".safetensors", ".npz", *TORCH)
+#: maximum number of rows of one kind in the table, and of problems in a message
+MOST = 20
+#: variables are set in groups of about this many bytes
+GROUP = 2**28
+
+
+@dataclass(frozen=True)
+class TorchTensor(Stored):
+    """A tensor in a file of `torch.save`, which is in memory."""
+
+    name: str
+    file: AnyPath
+    array: Array
+
+    @property
+    def type(self) -> TensorType:
+        return variable_type(f'{self.file}: tensor "{self.name}"', self.array.shape, self.array.dtype)
+
+    def numpy(self) -> Array:
+        return self.array
+
+
+@dataclass(frozen=True)
+class Match:
+    """The comparison of a model with a file: the variables by state, and the tensors of the file without a variable."""
+
+    #: variable -> tensor in the file
+    loaded: Mapping[str, str]
+    skipped: tuple[str, ...]
+    initialized: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+# -------------------------------------------------------------------- files
+
+
+def located(path: AnyPath, key: str) -> AnyPath:
+    """Return the checkpoint or file for a path, which may be the folder of a run; `key` begins messages.
+
+    Raises: ConfigError if the path is missing, or a folder without an intact checkpoint.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        near = did_you_mean(path.name, (other.name for other in path.parent.iterdir())) if path.parent.is_dir() else ""
+        raise ConfigError(f"{key}: there is no run, checkpoint or file {path}{near or '; pass an existing path'}")
+    if (path / "manifest.json").is_file():
+        return path
+    skipped: list[str] = []
+    for folder in (path / "checkpoints", path):
+        newest = Series(folder).newest_good()
+        if newest.path is not None:
+            for each in newest.skipped:
+                notice(str(each))
+            return newest.path
+        skipped += map(str, newest.skipped)
+    if any((entry / "out").is_file() for entry in path.iterdir()):
+        return path
+    listed = "".join(f"\n  {line}" for line in skipped)
+    raise ConfigError(f"{key}: {path} has no intact checkpoint; pass a run, a checkpoint, or a {', '.join(FILES)} file{listed}")
+
+
+def opened(path: AnyPath, key: str, types: Mapping[str, TensorType]) -> Mapping[str, Stored]:
+    """Return the tensors of a checkpoint or file by name; `types` applies to tensors of OneFlow's directories without a type.
+
+    Raises: ConfigError for an unknown suffix, CheckpointError for a damaged file.
+    """
+    if path.is_file() and path.suffix not in FILES:
+        raise ConfigError(f'{key}: {path} has the unknown suffix "{path.suffix}"; pass a run, a checkpoint, or a {", ".join(FILES)} file')
+    try:
+        if path.suffix in TORCH and path.is_file():
+            tree = foreign_files.read(path, foreign_files.DeviceMap(key, None))
+            return {name: TorchTensor(name, path, array) for name, array in _tensors(tree, "")}
+        return open_any(path, types).stored
+    except (CheckpointError, FileError) as error:
+        raise CheckpointError(f"{key}: {error}") from error
+
+
+def _tensors(tree: Any, name: str) -> Iterator[tuple[str, Array]]:
+    """Yield the names and arrays of the tensors in a structure; names are joined by dots, as in "state_dict.head.weight"."""
+    if isinstance(tree, Tensor):
+        yield name, tree.array
+    elif isinstance(tree, Mapping | list | tuple):
+        for step, inner in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+            yield from _tensors(inner, f"{name}.{step}" if name else str(step))
+
+
+# -------------------------------------------------------------------- names
+
+
+def renamed(names: Mapping[str, Any], rename: Mapping[str, str], key: str) -> dict[str, str]:
+    """Return {name in the model: name in the file}: each entry of `rename` applies to the results of the earlier entries.
+
+    Each `*` of the new name stands for the text of a `*` of the pattern, in order.
+    Raises: ConfigError for an entry that matches no name, or two names that become equal.
+    """
+    new = {name: name for name in names}
+    for pattern, target in rename.items():
+        if pattern.count("*") < target.count("*"):
+            raise ConfigError(f'{key}.rename: "{target}" has more * than the pattern "{pattern}"; write at most {pattern.count("*")}')
+        expression = re.compile("(.*)".join(map(re.escape, pattern.split("*"))))
+        changed = {old: match for old, name in new.items() if (match := expression.fullmatch(name))}
+        if not changed:
+            raise ConfigError(f'{key}.rename: no name in the file matches "{pattern}"{did_you_mean(pattern, new.values())}')
+        new |= {old: _filled(target, match.groups()) for old, match in changed.items()}
+    result: dict[str, str] = {}
+    for old, name in new.items():
+        if result.setdefault(name, old) != old:
+            raise ConfigError(f'{key}.rename: "{result[name]}" and "{old}" both become "{name}"; correct the patterns')
+    return result
+
+
+def _filled(target: str, texts: tuple[str, ...]) -> str:
+    first, *rest = target.split("*")
+    return first + "".join(text + part for text, part in zip(texts, rest, strict=False))
+
+
+def matched(options: StartFrom, key: str, path: AnyPath, variables: Mapping[str, Variable], tensors: Mapping[str, Stored]) -> Match:
+    """Compare the variables of the model with the tensors of the file.
+
+    Raises: ConfigError with all variables that do not fit, and with the setting that would accept each.
+    """
+    for name in ("only", "skip"):
+        for pattern in getattr(options, name):
+            if not any(matches(pattern, variable) for variable in variables):
+                raise ConfigError(f'{key}.{name}: no variable of the model matches "{pattern}"{did_you_mean(pattern, variables)}')
+    names = renamed(tensors, options.rename, key)
+    selected = [name for name in variables if matches(options.only, name) and not matches(options.skip, name)]
+    problems = list(_problems(options, variables, selected, names, tensors))
+    if problems:
+        more = [f"  and {len(problems) - MOST} more"] if len(problems) > MOST else []
+        raise ConfigError("\n".join([f"{key}: {path} does not fit the model:", *(f"  {line}" for line in problems[:MOST]), *more]))
+    loaded = {name: names[name] for name in selected if name in names}
+    if not loaded:
+        raise ConfigError(f"{key}: {path} has no value for any selected variable of the model{_prefix_advice(variables, names)}")
+    used = {names[name] for name in variables if name in names}
+    skipped = tuple(name for name in variables if name not in selected)
+    return Match(loaded, skipped, tuple(name for name in selected if name not in names), tuple(name for name in tensors if name not in used))
+
+
+def _problems(
+    options: StartFrom, variables: Mapping[str, Variable], selected: list[str], names: Mapping[str, str], tensors: Mapping[str, Stored]
+) -> Iterator[str]:
+    """Yield one line for each selected variable with another type in the file, or without a value if `strict` is set."""
+    # a counter of batches that only training reads
+    lacking = [name for name in selected if name not in names and not name.endswith("num_batches_tracked")]
+    for name in selected:
+        if name not in names:
+            continue
+        mine, saved = variables[name].type, tensors[names[name]].type
+        if mine.shape != saved.shape:
+            yield f"{name}: the model has {mine}, the file {saved}; to keep the initial value, write skip: [{_siblings(name)!r}]".replace("'", '"')
+        elif mine.dtype is not saved.dtype and not (mine.dtype.is_float and saved.dtype.is_float):
+            yield f"{name}: the model has {mine}, the file {saved}; convert the file"
+    if lacking and options.strict:
+        prefix = _prefix_advice(lacking, names)
+        for name in lacking:
+            near = did_you_mean(name, [other for other in names if other not in variables])
+            yield f"{name}: the file has no value{near}"
+        yield f"write rename, skip or strict: false{prefix}"
+
+
+def _siblings(name: str) -> str:
+    """Return the pattern for all variables of a layer: "head.*" for "head.weight", "head-*" for "head-weight"."""
+    cut = max(name.rfind("."), name.rfind("-"))
+    return f"{name[: cut + 1]}*" if cut > 0 else name
+
+
+def _prefix_advice(lacking: Any, names: Mapping[str, str]) -> str:
+    """Return advice if names of the file and of the model differ only by a prefix, such as "state_dict."; else ""."""
+    for name in lacking:
+        for other in names:
+            if other.endswith(f".{name}"):
+                return f'; the file has "{other}": write rename: {{"{other.removesuffix(name)}*": "*"}}'
+            if name.endswith(f".{other}"):
+                return f'; the file has "{other}": write rename: {{"*": "{name.removesuffix(other)}*"}}'
+    return ""
+
+
+# -------------------------------------------------------------------- loading
+
+
+def start(jobs: Jobs) -> str:
+    """Set the variables of the model as `start_from` describes, and return the table of what was loaded. Collective.
+
+    Raises: ConfigError or CheckpointError, on all ranks; no step has run then.
+    """
+    loaded, session = jobs.loaded, jobs.session
+    options = loaded.config.start_from
+    assert options is not None, "the configuration has no start_from"
+    key = f"{_position(loaded)}: start_from"
+    path = together(session, lambda: located(path_of(options.path), key))
+    types = {name: variable.type for name, variable in jobs.variables.items()}
+
+    def compared() -> tuple[Mapping[str, Stored], Match]:
+        tensors = opened(path, key, types)
+        return tensors, matched(options, key, path, jobs.variables, tensors)
+
+    tensors, match = everywhere(session, compared)
+    check = 0
+    for group in _groups(match.loaded, types):
+        values = everywhere(session, lambda group=group: {name: _value(tensors[match.loaded[name]], types[name]) for name in group})  # type: ignore[misc]
+        for array in values.values():
+            check = zlib.crc32(bytes_of(array), check)
+        session.write(values)
+    check_alike(session, {f"{key}: {path}": f"the checksum {check:08x}"})
+    return table(path, match, jobs.variables, tensors)
+
+
+def _position(loaded: Loaded) -> object:
+    keys = ("start_from.path", "start_from")
+    return loaded.origin(next((key for key in keys if key in loaded.origins), keys[0]))
+
+
+def _groups(names: Mapping[str, str], types: Mapping[str, TensorType]) -> Iterator[list[str]]:
+    """Yield the names in groups of about GROUP bytes."""
+    group: list[str] = []
+    size = 0
+    for name in names:
+        group.append(name)
+        size += types[name].nbytes
+        if size >= GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _value(stored: Stored, type: TensorType) -> Array:
+    """Read a tensor, and convert it to the element type of its variable; raise CheckpointError for a damaged file."""
+    try:
+        return stored.numpy().astype(type.dtype.numpy, copy=False).reshape(type.shape)
+    except OSError as error:
+        raise CheckpointError(f"{stored.file}: {error.strerror or error}") from error
+
+
+# -------------------------------------------------------------------- table
+
+
+def table(path: AnyPath, match: Match, variables: Mapping[str, Variable], tensors: Mapping[str, Stored]) -> str:
+    """Return the table of the variables that were loaded, skipped and initialized, and of the unused tensors of the file."""
+    states = [name for name in match.unused if name.startswith("System-") or name.rpartition("-")[0] in tensors]
+    rows: dict[str, list[list[str]]] = {
+        "loaded": [[name, str(variables[name].type), _source(name, old, variables, tensors)] for name, old in match.loaded.items()],
+        "skipped": [[name, str(variables[name].type), "initial value"] for name in match.skipped],
+        "not in the file": [[name, str(variables[name].type), "initial value"] for name in match.initialized],
+        "unused": [[name, "", ""] for name in match.unused if name not in states],
+    }
+    lines = [
+        [state, *row]
+        for state, every in rows.items()
+        for row in [*every[:MOST], *([[f"... {len(every) - MOST} more", "", ""]] if every[MOST:] else [])]
+    ]
+    values = sum(variables[name].type.size for name in match.loaded)
+    head = f"start from {path}: {len(match.loaded)} of {counted(len(variables), 'variable')} loaded, {counted(values, 'value')}"
+    more = f"; {counted(len(states), 'optimizer state')} not loaded" if states else ""
+    return f"{head}{more}\n{TextTable(['', 'variable', 'type', 'from'], lines)}"
+
+
+def _source(name: str, old: str, variables: Mapping[str, Variable], tensors: Mapping[str, Stored]) -> str:
+    """Return the tensor's name in the file if it differs, and its element type if it was converted."""
+    saved = tensors[old].type.dtype
+    converted = f"({saved.name})" if saved is not variables[name].type.dtype else ""
+    return " ".join(filter(None, [old if old != name else "", converted]))
