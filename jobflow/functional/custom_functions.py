@@ -288,6 +288,11 @@ class UserGradient:
             for kind, gradient in zip(self.outputs, gradients, strict=True)
         ]
         building = building_now()
+        if building is not None and building.has_returned:
+            raise building.untraceable(
+                f"{self.function.__name__} at {user_line()}: a replay does not call the backward of an autograd.Function; call loss.backward() "
+                f"inside {building.short}"
+            )
         with scope.using(interpreter=None if building is None else building.interpreter):
             returned = self.function.backward(self.saved, *output_gradients)
         listed = list(returned) if isinstance(returned, tuple | list) else [returned]

@@ -128,17 +128,24 @@ def as_float(x: Tensor) -> Tensor:
 
 
 def _host_operand(what: str, tensor: Tensor, other: HostValue) -> Tensor:
-    """Return a placeholder for a number, while a function is compiled, as a tensor with the element type that a number has beside `tensor`."""
-    value: Tensor
-    if isinstance(other.tensor, Tensor):
-        value = run(Reshape(()), run(Detach(), other.tensor))
-    elif other.early is not None:
-        value = building_now().host_array(np.asarray(other.early()), other.early)
-    else:
+    """Return a placeholder for a number, while a function is compiled, as a tensor with the element type that a number has beside `tensor`.
+
+    Raises: JobError for an element type that does not represent all values of the number, such as int8 and float16.
+    """
+    dtype, early = tensor.dtype, other.early
+    if other.kind is not bool and kind(dtype) < (2 if other.kind is float else 1):
+        dtype = state().default_dtype if other.kind is float else int64
+    if other.kind is None or dtype not in (bool_, int64, float32, float64):
         raise other.unknown(what)
-    if value.dtype.is_float and not tensor.dtype.is_float:
-        return cast(value, state().default_dtype)
-    return value if tensor.dtype is bool_ else cast(value, tensor.dtype)
+    if isinstance(other.tensor, Tensor):
+        return cast(run(Reshape(()), run(Detach(), other.tensor)), dtype)
+    if early is None:
+        raise other.unknown(what)
+
+    def number() -> Any:
+        return float(early()) if dtype.is_float else convert_number(early(), dtype)
+
+    return cast(building_now().host_array(np.asarray(number()), number), dtype)
 
 
 def operand(what: str, tensor: Tensor, other: Any) -> Tensor | Number:
@@ -146,10 +153,10 @@ def operand(what: str, tensor: Tensor, other: Any) -> Tensor | Number:
 
     Raises: PlacementError for an array with a global tensor, JobError for an array with a traced tensor, DtypeError for other objects.
     """
+    if type(other) is HostValue:
+        return _host_operand(what, tensor, other)
     if isinstance(other, Tensor | int | float):
         return other
-    if isinstance(other, HostValue):
-        return _host_operand(what, tensor, other)
     if isinstance(other, np.generic) or (isinstance(other, np.ndarray) and not other.ndim):
         return other.item()
     if not isinstance(other, np.ndarray):

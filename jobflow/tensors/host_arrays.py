@@ -14,7 +14,7 @@ import numpy as np
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Array
 from jobflow.tensors.run_values import HostValue
-from jobflow.tensors.state import building_now
+from jobflow.tensors.state import building_now, note_error
 
 #: functions of `numpy.random` that sample nothing, or overwrite their argument
 _OTHERS = frozenset({"seed", "get_state", "set_state", "shuffle", "bytes"})
@@ -70,6 +70,7 @@ class HostArray:
 
 
 def _unknown() -> JobError:
+    note_error(building_now())
     return JobError(
         f"numpy.random at {user_line()}: the elements of a sampled array are not known while flow.compile runs; pass the array to flow.tensor, or "
         "use the random functions of jobflow"
@@ -136,7 +137,7 @@ def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
 
         recorder.sampled(again, before)
         if isinstance(array, int | float):
-            return HostValue(f"numpy.random.{function.__name__}", lambda run: latest[0], None, lambda: latest[0])
+            return HostValue(f"numpy.random.{function.__name__}", type(array), lambda run: latest[0], None, lambda: latest[0])
         return HostArray(array, lambda: latest[0])
 
     return sample

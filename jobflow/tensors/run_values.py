@@ -12,6 +12,7 @@ from typing import Any
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine, user_line
+from jobflow.tensors.state import building_now, note_error
 from jobflow.tensors.tensor import TensorBase
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -29,33 +30,44 @@ class RunResults:
 class HostValue:
     """A Python number that is computed after every run of a plan.
 
-    `tensor` is the traced tensor whose element it is, if any.  `early` returns a number that depends on no results of the run.
+    `kind` is its type, int, float or bool, also for `isinstance`.  `tensor` is the traced tensor whose element it is, if any.  `early` returns a
+    number that depends on no results of the run.
     """
 
     def __init__(
-        self, what: str, compute: Callable[[RunResults], Any], tensor: TensorBase | None = None, early: Callable[[], Any] | None = None
+        self,
+        what: str,
+        kind: type | None,
+        compute: Callable[[RunResults], Any],
+        tensor: TensorBase | None = None,
+        early: Callable[[], Any] | None = None,
     ) -> None:
-        self.what, self.compute, self.tensor, self.early = what, compute, tensor, early
+        self.what, self.kind, self.compute, self.tensor, self.early = what, kind, compute, tensor, early
         self.where: SourceLine = user_line()
 
     def unknown(self, use: str) -> JobError:
         """Return the error for a use of the value during the trace."""
+        note_error(building_now())
         return JobError(
             f"{use} at {user_line()}: the value of {self.what} at {self.where} is not known while flow.compile runs; return the value, or use tensors"
         )
 
-    def __repr__(self) -> str:
-        return f"the value of {self.what} at {self.where}, which is not known while flow.compile runs"
+    @property
+    def __class__(self) -> Any:  # type: ignore[misc]
+        """The type of the number, for `isinstance`."""
+        if self.kind is None:
+            raise self.unknown("isinstance")
+        return self.kind
 
     def __neg__(self) -> HostValue:
-        return self._derived(operator.neg)
+        return self._derived(operator.neg, None if self.kind is None else type(-self.kind(0)))
 
-    def _derived(self, apply: Callable[..., Any], *others: HostValue) -> HostValue:
-        """Return the result of a function of this number and others."""
+    def _derived(self, apply: Callable[..., Any], kind: type | None, *others: HostValue) -> HostValue:
+        """Return the result of a function of this number and others; `kind` is the type of the result, or None if it depends on the values."""
         parts = (self, *others)
         early = [part.early for part in parts if part.early is not None]
         known = None if len(early) < len(parts) else lambda: apply(*(each() for each in early))
-        return HostValue(self.what, lambda run: apply(*(part.compute(run) for part in parts)), None, known)
+        return HostValue(self.what, kind, lambda run: apply(*(part.compute(run) for part in parts)), None, known)
 
     def __float__(self) -> float:
         raise self.unknown("float()")
@@ -68,6 +80,12 @@ class HostValue:
 
     def __bool__(self) -> bool:
         raise self.unknown("if")
+
+    def __hash__(self) -> int:
+        raise self.unknown("a dictionary key")
+
+    def __repr__(self) -> str:
+        raise self.unknown("repr()")
 
     def __str__(self) -> str:
         raise self.unknown("str()")
@@ -84,25 +102,42 @@ class HostValue:
         raise self.unknown(f".{name}")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared
-    __hash__ = object.__hash__
+
+    def _rounded(self, *_: Any) -> Any:
+        raise self.unknown("rounding")
+
+    __abs__ = __pos__ = __round__ = __trunc__ = __floor__ = __ceil__ = __complex__ = __divmod__ = __rdivmod__ = _rounded
 
 
 def item_of(x: TensorBase) -> HostValue:
     """Return the only element of the traced tensor x as a placeholder."""
-    return HostValue("item()", lambda run: run.outputs[run.output_indices[id(x)]].detach().item(), x)
+    dtype = x.tensor_type.dtype
+    kind = float if dtype.is_float else bool if dtype.name == "bool" else int
+    return HostValue("item()", kind, lambda run: run.outputs[run.output_indices[id(x)]].detach().item(), x)
 
 
 def _binary(name: str, reflected: bool) -> Callable[[HostValue, Any], Any]:
     apply = getattr(operator, name)
 
     def method(self: HostValue, other: Any) -> Any:
-        if isinstance(other, HostValue):
-            return self._derived(apply, other)
+        if type(other) is HostValue:
+            return self._derived(apply, _kind(name, self.kind, other.kind), other)
         if not isinstance(other, bool | int | float):
             return NotImplemented
-        return self._derived(lambda number: apply(other, number) if reflected else apply(number, other))
+        return self._derived(lambda number: apply(other, number) if reflected else apply(number, other), _kind(name, self.kind, type(other)))
 
     return method
+
+
+def _kind(name: str, *kinds: type | None) -> type | None:
+    """Return the type of the result of an operation on numbers of these types; None for a power of integers, which may be a float."""
+    if name == "truediv":
+        return float
+    if None in kinds:
+        return None
+    if float in kinds:
+        return None if name == "pow" else float
+    return None if name == "pow" else int
 
 
 for _name in _BINARY:
@@ -128,6 +163,7 @@ class HostList:
         return self
 
     def _refuse(self, *_: Any) -> Any:
+        note_error(building_now())
         raise JobError(f"{self.path} at {user_line()}: the elements of this list are not known while flow.compile runs; append to it only")
 
     def __getattr__(self, name: str) -> Any:

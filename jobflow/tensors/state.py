@@ -204,8 +204,20 @@ def building_now() -> Any:
 
 
 def running() -> str:
-    """Return the name of the tracing in progress for messages: "nn.Graph.build", "flow.compile" or "the body of a job"."""
-    return building_now().running
+    """Return the name of the tracing in progress for an error message: "nn.Graph.build", "flow.compile" or "the body of a job".
+
+    A function with such an error is not compiled, even if its code catches the error, because a replay does not repeat the `except` branch.
+    """
+    building = building_now()
+    note_error(building)
+    name: str = building.running
+    return name
+
+
+def note_error(building: Any) -> None:
+    """Note that user code receives an error, such as for an unknown value, that only the tracing of a compiled function raises."""
+    if building is not None and building.differentiates:
+        building.forbidden.append(f"the code at {user_line()} continues after an error about a value that is not known during tracing")
 
 
 def refuse_tracing(what: str, problem: str, advice: str) -> None:

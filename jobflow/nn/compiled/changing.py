@@ -113,7 +113,7 @@ def _placeholder(item: ChangedValue, value: Any) -> HostValue:
         number = item.read()
         return value if isinstance(number, HostValue) else number
 
-    return HostValue(item.path, lambda run: run.before[item.identity], None, now)
+    return HostValue(item.path, type(value), lambda run: run.before[item.identity], None, now)
 
 
 def _containers(guards: Guards, item: ChangedValue) -> Iterator[Watched]:

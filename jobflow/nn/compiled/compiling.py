@@ -15,7 +15,7 @@ from jobflow.engine.session import current_session, many_shapes
 from jobflow.functional.dispatch import in_job
 from jobflow.nn.compiled.call import Call
 from jobflow.nn.compiled.changing import Appended, ChangedValue, changed_items
-from jobflow.nn.compiled.entry import Entry
+from jobflow.nn.compiled.entry import Entry, NumberError
 from jobflow.nn.compiled.replay import CompiledMemory
 from jobflow.nn.compiled.snapshot import Untraceable
 from jobflow.nn.compiled.tracing import Tracing
@@ -142,7 +142,10 @@ class CompiledFunction:
                 entry, reason = cache.find(key, call)
             cache.objects = call.objects
             if entry is not None:
-                return entry.run(call, first=False)
+                try:
+                    return entry.run(call, first=False)
+                except NumberError:  # eager code raises the same error at its line
+                    return self.function(*args, **options)
             if reason and cache.add_changing(
                 [item for entry in cache.entries.get(key, ()) for item in changed_items(entry.trace.effects, entry.argument_of)]
             ):

@@ -16,7 +16,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value
 from jobflow.nn.compiled.call import Call
 from jobflow.nn.compiled.changing import ChangedValue, set_item
-from jobflow.nn.compiled.host_numbers import HostNumber
+from jobflow.nn.compiled.host_numbers import HostNumber, HostSample
 from jobflow.nn.compiled.outside import Cut, LaterBackward, Outside, ReleasedBackward, attach, is_open, seed
 from jobflow.nn.compiled.replay import Replay
 from jobflow.nn.compiled.snapshot import Snapshot
@@ -33,6 +33,10 @@ from jobflow.tensors.tensor import own
 _facts = attrgetter("tensor_type", "layout", "_needs_gradient", "hooks")
 #: names of facts of a tensor that code can read without an operation
 _OF_FACTS = frozenset({"requires_grad", "is_leaf", "shape", "size", "dim", "ndim", "numel", "dtype", "layout", "sbp", "placement", "is_global"})
+
+
+class NumberError(Exception):
+    """The error of a run without effects, because the computation of a Python number of the function raises its cause."""
 
 
 class Entry:
@@ -107,8 +111,7 @@ class Entry:
         trace, recorder = self.trace, self.trace.recorder
         before = [] if first else [(each, dict(vars(each)), [group["lr"] for group in each.optimizer.param_groups]) for each in recorder.schedules]
         if not first:
-            for action in recorder.repeated:
-                action()
+            self._repeat()
         tensors = call.tensors
         before_run = {item.identity: item.read() for item in call.changing}
         added = {name: tensors[x] if isinstance(x, int) else x for name, x in self.added.items()}
@@ -140,6 +143,20 @@ class Entry:
             else:
                 set_item(watched, key, self._filled(value, call, now) if position is None else outputs[position])
         return self._result(call, now)
+
+    def _repeat(self) -> None:
+        """Call the functions that precede every run: schedules, samples of NumPy, and Python numbers.
+
+        Raises: NumberError if a number raises an error, and no function before it has an effect.
+        """
+        repeated = self.trace.recorder.repeated
+        for done, action in enumerate(repeated):
+            try:
+                action()
+            except Exception as error:
+                if all(isinstance(getattr(each, "__self__", None), HostSample) for each in repeated[: done + 1]):
+                    raise NumberError from error
+                raise
 
     def _attach(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Attach autograd nodes to outputs that require gradients; a node has no saved values if the function differentiated the output."""

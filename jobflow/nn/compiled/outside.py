@@ -71,6 +71,7 @@ def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> tuple[Ou
     Return (backward pass, reasons).  The backward pass is None if no output can be differentiated.  For other outputs that cannot be differentiated,
     `reasons` maps the number to the reason, such as a backward pass of the function itself.
     """
+    recorder.has_returned = True
     chosen = [i for i, x in enumerate(outputs) if is_open(recorder.known(x))]
     released: dict[int, str] = {}
     try:

@@ -101,6 +101,8 @@ class StepRecorder(OptimizerSteps, Building):
     items: list[Tensor] = field(default_factory=list)
     #: pairs of tensors that have shared memory since an assignment to `data`
     _sharing: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = field(default_factory=list)
+    #: number of writes to a tensor at the last assignment to its `data`, by id
+    _replaced: dict[int, int] = field(default_factory=dict)
     #: constants of the program that have the elements of NumPy arrays, with the arrays and a copy of their elements
     _borrowed: list[tuple[Tensor, Array, bytes]] = field(default_factory=list)
     _constants: dict[int, Tensor] = field(default_factory=dict)
@@ -173,7 +175,21 @@ class StepRecorder(OptimizerSteps, Building):
     def known(self, x: Tensor) -> Tensor:
         if x.traced is None and x.base is not None and id(x) not in self._standing:
             follow(x)
+        if self._replaced and x.base is not None:
+            self._check_replaced(x)
         return super().known(x)
+
+    def _check_replaced(self, view: Tensor) -> None:
+        """Raise Untraceable if the view was created before an assignment to `data` of its base, because it keeps the old memory."""
+        root = view
+        while root.base is not None:
+            root = root.base[0]
+        version = self._replaced.get(id(root))
+        if version is not None and (view.traced is None or view._synced_version < version):
+            raise Untraceable(
+                f"flow.compile at {user_line()}: a view {view.tensor_type} keeps the values from before the assignment to data; use clone() for "
+                "old values"
+            )
 
     def change(self, x: Tensor, target: Layout, back: Sequence[Any] | None) -> Tensor:
         now = self.known(x)
@@ -275,6 +291,7 @@ class StepRecorder(OptimizerSteps, Building):
         with gradients(False):
             self.write(x, self.again(value))
         self._sharing.append((weakref.ref(x), weakref.ref(shown)))
+        self._replaced[id(x)] = self.known(x).version
         return True
 
     def host_item(self, x: Tensor) -> HostValue:

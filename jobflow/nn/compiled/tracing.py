@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from operator import attrgetter
@@ -213,6 +214,8 @@ class Tracing:
         if isinstance(value, Tensor) and value.traced is not None:
             outputs.setdefault(id(value), value)
             return watched, key, list(outputs).index(id(value)), None
+        if isinstance(watched.target, dict) and type(watched.target).__setitem__ not in (dict.__setitem__, OrderedDict.__setitem__):
+            raise Untraceable(f"{self.tracer.name} changes {path}, an entry of a {type(watched.target).__name__} that overrides __setitem__")
         is_argument = isinstance(value, Tensor) and self._position(value) is not None
         if not is_argument and not isinstance(value, (HostValue, *PLAIN_VALUES)) and id(value) not in self.guards.visited:
             raise Untraceable(f"{self.tracer.name} sets {path} to a {type(value).__name__}, which a replay does not repeat")
