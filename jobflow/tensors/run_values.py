@@ -63,7 +63,7 @@ class HostValue:
         return self._derived(operator.neg, None if self.kind is None else type(-self.kind(0)))
 
     def _derived(self, apply: Callable[..., Any], kind: type | None, *others: HostValue) -> HostValue:
-        """Return the result of a function of this number and others; `kind` is the type of the result, or None if it depends on the values."""
+        """Return a function of this number and others; `kind` is the type of the result, or None if it depends on the values."""
         parts = (self, *others)
         early = [part.early for part in parts if part.early is not None]
         known = None if len(early) < len(parts) else lambda: apply(*(each() for each in early))
