@@ -17,6 +17,7 @@ REMOTE = ["fsspec>=2024.6", "s3fs>=2024.6"]
 JIT = ["llvmlite>=0.50"]
 TENSORBOARD = ["tensorboardX>=2.6"]
 ONNX = ["onnx>=1.17"]
+OPTUNA = ["optuna>=4"]
 PYTEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100"]
 CUDA_WITHOUT_GPU = ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14"]
 TEST = [*PYTEST, *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD, *ONNX]
@@ -64,6 +65,8 @@ setup(
         "tensorboard": TENSORBOARD,
         # flow.onnx
         "onnx": ONNX,
+        # sweep.method tpe
+        "optuna": OPTUNA,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
         # real CuPy on a machine without a GPU, in a separate environment: scripts/gpu_check dry, scripts/cupy_without_gpu
         "gpu-checks": [*CUDA_WITHOUT_GPU, *HALF, *PYTEST],

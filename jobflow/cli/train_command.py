@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobflow.cli.shared_options import add_configuration
+from jobflow.cli.shared_options import add_configuration, at_least_one
+from jobflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from jobflow.trainer.chrome_trace import Tracing
@@ -22,6 +23,7 @@ examples:
   jobflow train configs/lenet_digits.yaml --set optimizer.lr=0.01 --set training.epochs=3 --devices 2
   mpiexec -n 2 jobflow train configs/lenet_digits.yaml
   jobflow train configs/char_gpt.yaml --dry-run
+  jobflow train configs/lenet_digits.yaml --sweep optimizer.lr=0.001,0.003 --sweep data.batch_size=32,64 --jobs 2
   srun jobflow train run.yaml --time-limit 3:55:00     # saves in time, and exits with 75: start it again
 
 Training resumes from the newest intact checkpoint in the output, if there is one.  Ctrl-C finishes the step and saves; SIGTERM and the
@@ -36,6 +38,15 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", metavar="WHICH", help="auto (default): from the newest intact checkpoint; never: start again; or the path of a checkpoint"
     )
+    parser.add_argument(
+        "--sweep",
+        dest="sweeps",
+        action="append",
+        default=[],
+        metavar="KEY=VALUES",
+        help="train with each of the values, such as optimizer.lr=0.1,0.3",
+    )
+    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="run N trials of a sweep at the same time, each in a process (sweep.jobs)")
     parser.add_argument("--dry-run", action="store_true", help="print plan, memory and communication without training")
     parser.add_argument("--profile", action="store_true", help="record ten steps: a trace of all ranks in the output, and a table of the slowest ops")
     parser.add_argument(
@@ -65,12 +76,17 @@ def loaded_from(options: argparse.Namespace, output: str | None = None) -> Loade
     """Load the configuration file with the settings and devices of the command line; `output` overrides the output directory."""
     from jobflow.trainer.config import load
 
+    return load(options.config, settings_of(options, output))
+
+
+def settings_of(options: argparse.Namespace, output: str | None = None) -> list[str]:
+    """Return the settings of the command line, including those of its other options."""
     settings = list(options.settings)
     if options.devices is not None:
         settings.append(f"strategy.devices={options.devices}")
     if output is not None:
         settings.append(f"output={output}")
-    return load(options.config, settings)
+    return settings
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,8 +96,16 @@ def run(options: argparse.Namespace) -> int:
     from jobflow.trainer.loop import train
     from jobflow.trainer.preview import preview
 
+    if options.sweeps:
+        from jobflow.trainer.sweep.trials import sweep_setting
+
+        options.settings += map(sweep_setting, options.sweeps)
     loaded, started = loaded_from(options, options.output), launched()
     first = started is None or started.rank == 0
+    if loaded.config.sweep is not None:
+        return run_trials(options, first)
+    if options.jobs is not None:
+        raise ConfigError("--jobs: there is no sweep; add --sweep KEY=VALUES, or a section sweep in the file")
     if options.dry_run:
         text = preview(loaded).text()  # on every rank: the parameters of a module start the session of all ranks
         if first:
@@ -96,14 +120,39 @@ def run(options: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
+def run_trials(options: argparse.Namespace, first: bool) -> int:
+    """Run the trials of a sweep and return its exit code; with --dry-run, only list them.  `first` is True on rank 0."""
+    from jobflow.trainer.sweep import run_sweep
+    from jobflow.trainer.sweep.trials import Trials
+
+    settings = settings_of(options, options.output)
+    if options.profile:
+        raise ConfigError("--profile: a sweep records no trace; pass the values of one trial with --set")
+    if options.dry_run:
+        trials = Trials(options.config, settings)
+        if first:
+            print("\n".join(trials.lines()))
+        return 0
+
+    def callbacks(loaded: Loaded) -> list[Watcher]:
+        return watchers(loaded, None)
+
+    result = run_sweep(options.config, settings, resume=options.resume, jobs=options.jobs, time_limit=options.time_limit, watchers=callbacks)
+    if first:
+        result.table().print()
+        print("\n".join(result.lines(options.config)))
+    return result.exit_code
+
+
 def watchers(loaded: Loaded, tracing: Tracing | None) -> list[Watcher]:
     """Return the callbacks that the configuration's `logging` selects; the report also shows the trace of `tracing`."""
     from jobflow.trainer.metrics import metric_files
     from jobflow.trainer.progress import Progress
     from jobflow.trainer.report import Report
+    from jobflow.trainer.run_file import RunFile
 
     logging = loaded.config.logging
-    callbacks: list[Watcher] = [Progress(logging.progress, logging.every_steps), *metric_files(loaded.config, Path(loaded.config.output))]
+    callbacks: list[Watcher] = [Progress(logging.progress, logging.every_steps), RunFile(), *metric_files(loaded.config, Path(loaded.config.output))]
     if logging.report:
         quiet = logging.progress == "none"
         callbacks.append(Report(traced=lambda: None if tracing is None else tracing.traced, announce=(lambda _: None) if quiet else print))

@@ -42,6 +42,7 @@ PACKAGES = (
     Package("ml_dtypes", "ml_dtypes", "0.5", "bfloat16", "half"),
     Package("scikit-learn", "sklearn", "1.4", "data of the examples", "examples"),
     Package("tensorboardX", "tensorboardX", "2.6", "TensorBoard", "tensorboard"),
+    Package("optuna", "optuna", "4", "sweeps by TPE", "optuna"),
     Package("onnx", "onnx", "1.17", "ONNX files", "onnx"),
     Package("einops", "einops", "0.8", "patterns of axes"),
 )

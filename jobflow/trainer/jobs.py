@@ -174,6 +174,9 @@ class Jobs:
         """Raise ConfigError if the configuration names a metric that the traced model does not return."""
         known, early = [f"validation/{name}" for name in self.metrics], self.config.evaluation.early_stopping
         waited = {"evaluation.early_stopping.metric": early.metric if early else None, "checkpoint.best_metric": self.config.checkpoint.best_metric}
+        if self.config.sweep is not None:
+            waited["sweep.metric"] = self.config.sweep.metric
+            known += [f"train/{name}" for name in self.metrics]
         for key, metric in waited.items():
             if metric is not None and metric not in known:
                 near = did_you_mean_or(metric, known, f"there are {', '.join(known)}")
@@ -321,14 +324,20 @@ def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "t
 
     Under mpiexec every rank is a client. `only` lists the readers to open.
     """
-    config = loaded.config
+    with session_of(loaded.config) as session:
+        yield _opened(loaded, session, only)
+
+
+@contextmanager
+def session_of(config: TrainConfig) -> Iterator[Session]:
+    """Yield a separate session with the seed and the devices of a configuration; the session is closed at the end of the block."""
     session = Session()
     environment = EnvSettings(client="multi" if launched() is not None else "single")
     with scope.using(root=scope.Root(session, environment), interpreter=None, placement=None):
         try:
             session.settings.seed = config.seed
             setattr(session.settings, "gpu_device_num" if cuda.available() else "cpu_device_num", devices_of(config))
-            yield _opened(loaded, session, only)
+            yield session
         finally:
             session.close()
 

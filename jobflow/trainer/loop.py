@@ -63,6 +63,9 @@ def train(
     Raises: ConfigErrors before the start; ConfigError if the run cannot resume from its checkpoint; errors of the training itself.
     """
     loaded = load(loaded) if isinstance(loaded, str | Path) else loaded
+    if loaded.config.sweep is not None:
+        source = loaded.origin("sweep")
+        raise ConfigError(f"{source}: sweep: train() runs one training; call jobflow.trainer.sweep.run_sweep, or load with the setting sweep=null")
     with at_line(line_of(loaded, "")), Signals() as signals, prepared(loaded, only=("train", "validation")) as jobs:
         return Loop(jobs, callbacks, Clock.of(time_limit), signals, tracing).run(resume or loaded.config.checkpoint.resume)
 

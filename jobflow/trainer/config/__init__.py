@@ -10,7 +10,7 @@ references   replacement of references in a tree by values
 schema       all keys
 keys         lookup in the schema: defaults and suggestions
 validation   checks of a tree against the schema
-rules        checks of several keys together
+rules        checks of several keys together, and sweep_rules those of sweeps
 functions    checks of builders and readers, and of their arguments
 showing      configurations and the schema as text
 """

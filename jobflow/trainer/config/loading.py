@@ -23,6 +23,17 @@ from jobflow.trainer.config.tree import DEFAULT, MISSING, Mark, Origin, Path, Pr
 from jobflow.trainer.config.validation import Validation
 
 
+class PlacedSetting(str):
+    """A setting such as "optimizer.lr=0.1" with the source position to report in place of `--set optimizer.lr=0.1`."""
+
+    source: Origin
+
+    def __new__(cls, text: str, source: Origin) -> PlacedSetting:
+        setting = super().__new__(cls, text)
+        setting.source = source
+        return setting
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A valid configuration and the source position of each value."""
@@ -178,8 +189,8 @@ def _unreadable(file: str, error: Exception) -> str:
 
 
 def origin_of(setting: str) -> Origin:
-    """Return the origin of a setting, which prints as `--set a.b=VALUE`."""
-    return Origin(f"--set {setting}")
+    """Return the origin of a setting, which prints as `--set a.b=VALUE` unless the setting has a position."""
+    return setting.source if isinstance(setting, PlacedSetting) else Origin(f"--set {setting}")
 
 
 def with_settings(tree: Tree, settings: Sequence[str], problems: Problems) -> Tree:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from jobflow.core.errors import counted
 from jobflow.trainer.config.keys import default_at
 from jobflow.trainer.config.schema import CLASS_LOSSES, Loss
+from jobflow.trainer.config.sweep_rules import SWEEP_RULES
 from jobflow.trainer.config.tree import DEFAULT, MISSING, Path, Problems, Tree, steps_of
 
 #: function of a section and keys -> their values, including defaults
@@ -40,7 +41,23 @@ def check(tree: Tree, problems: Problems) -> None:
         at = DEFAULT if tree.find(path) is MISSING else tree.mark(path).at
         return 3 if at == DEFAULT else 0 if not at.line else 1 if at.file == tree.mark(()).at.file else 2
 
-    for rule in (_model, _layers, _losses, _warm_up, _boundaries, _length, _mesh, _mirrored, _parts, _zero, _packages, _batch, _measured, _best):
+    for rule in (
+        _model,
+        _layers,
+        _losses,
+        _warm_up,
+        _boundaries,
+        _length,
+        _mesh,
+        _mirrored,
+        _parts,
+        _zero,
+        _packages,
+        _batch,
+        _measured,
+        _best,
+        *SWEEP_RULES,
+    ):
         try:
             for keys, message, legal in rule(values):
                 paths = [steps_of(key) for key in keys.split()]

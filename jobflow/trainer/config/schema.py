@@ -8,40 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import ConfigDict, Field, model_serializer, model_validator
 
-from jobflow.core.dataclass import dataclass
 from jobflow.core.imports import IMPORT_PATH
+from jobflow.trainer.config.schema_fields import Count, NotNegative, Positive
+from jobflow.trainer.config.schema_fields import Notes as Notes
+from jobflow.trainer.config.schema_fields import Section as Section
+from jobflow.trainer.config.schema_fields import key as key
+from jobflow.trainer.config.sweep_schema import Sweep
 
-
-@dataclass(frozen=True)
-class Notes:
-    """Notes of a key that pydantic does not store: its names in other programs, and its value derived from other keys."""
-
-    also: tuple[str, ...]
-    derived: str
-
-
-def key(meaning: str, also: str = "", derived: str = "", **bounds: Any) -> Any:
-    """Return the pydantic field of a key.
-
-    `also` lists names of the key in other programs. `derived` is the value of an omitted key, usually a reference to another key.
-    """
-    field: FieldInfo = Field(description=meaning, **bounds)
-    field.metadata.append(Notes(tuple(also.split()), derived))
-    return field
-
-
-class Section(BaseModel):
-    """A frozen section; unknown keys, numbers written as strings, infinity and NaN are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 #: a fraction, or the decay rate of a running mean
 Share = Annotated[float, Field(ge=0, lt=1)]
 #: one number for both axes, or height and width
@@ -435,3 +410,4 @@ class TrainConfig(Section):
     evaluation: Annotated[Evaluation, key("evaluation during training", "eval evaluate validate")] = Evaluation()
     checkpoint: Annotated[Checkpoint, key("checkpoints", "save ckpt checkpoints")]
     logging: Annotated[Logging, key("progress and metrics files", "log logger")] = Logging()
+    sweep: Annotated[Sweep | None, key("several trainings with other values; null: one training", "hyperparameter_search search")] = None

@@ -25,6 +25,7 @@ from jobflow.core.imports import IMPORT_PATH, meant_function
 from jobflow.trainer.config.keys import fields_of, is_section, kinds_at, notes_of, suggestion, tag_of
 from jobflow.trainer.config.reading import value_of
 from jobflow.trainer.config.schema import METRIC, TrainConfig
+from jobflow.trainer.config.sweep_schema import ANY_METRIC
 from jobflow.trainer.config.tree import MISSING, MOST, Origin, Path, Problems, Tree, child, dotted, prefixes
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -218,6 +219,7 @@ REQUIREMENTS = {
     **dict.fromkeys(("dict", "model", "mapping", "dataclass"), "a map of keys"),
 }
 PATTERNS = {
+    ANY_METRIC: 'the name of a metric, such as "validation/loss" or "train/loss"',
     METRIC: 'the name of a metric of the evaluation, such as "validation/loss"',
     IMPORT_PATH: 'a module and a function, such as "jobflow.models:lenet"',
 }
