@@ -11,12 +11,13 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DataError
 from jobflow.core.types import Array
+from jobflow.data.column_rules import Dates, Missing, Scale, moments_of
 from jobflow.data.conversion import converted
 from jobflow.data.files import fault_of, text_of
 from jobflow.data.number_text import MISSING, number
 from jobflow.data.number_text import numbers as numbers_in
 from jobflow.data.samples import Split
-from jobflow.data.table import Missing, Outside, Table, Values
+from jobflow.data.table import Outsides, Rules, Table, Values
 from jobflow.storage.remote import path_of
 from jobflow.storage.untrusted import RECORD
 
@@ -193,10 +194,13 @@ class CsvTable(CsvLines, Table):
     unless `dtypes` sets another type, or texts if `categories` names them. A category is an int32, the index of the text among the sorted texts
     of the column or in a list (`{species: [setosa, virginica]}`).
 
-    `missing`, a number or a number by column (`{length: 0, width: -1}`), replaces empty cells of number columns. It also replaces the texts that
-    pandas reads as missing (`NA`, `null` ...). With `empty` "index" an empty category has the first index after the categories. With `unknown`
-    "index" all other texts have the next index. By default an empty or unknown category is an error. Without `header` the columns are named
-    0, 1, 2 ...
+    `missing`, a rule or a rule by column (`{length: 0, width: mean}`), treats empty cells and the texts that pandas reads as missing (`NA`, `null`
+    ...). A rule is a number, "mean", "median", "drop" (the row is no sample) or "error". `scale` is "standard", "minmax" or "none", for all columns
+    or by column. `dates` makes numbers of dates: `{sold: [year, month]}` adds the columns `sold.year` and `sold.month`. `date_format` is a format of
+    `datetime.strptime`; by default dates are in ISO 8601. Means and scales are computed from the training rows.
+
+    With `empty` "index" an empty category has the first index after the categories. With `unknown` "index" all other texts have the next index. By
+    default an empty or unknown category is an error. Both are for all columns or by column. Without `header` the columns are named 0, 1, 2 ...
 
     The file may be compressed with gzip. For an uncompressed file only the row offsets are kept in memory. Every `validation_every`-th row is for
     validation.
@@ -215,11 +219,15 @@ class CsvTable(CsvLines, Table):
         header: bool = True,
         split: Split = "all",
         validation_every: int = 10,
-        empty: Outside = "error",
-        unknown: Outside = "error",
+        empty: Outsides = "error",
+        unknown: Outsides = "error",
+        scale: Scale | None = None,
+        dates: Dates | None = None,
+        date_format: str | None = None,
     ) -> None:
         CsvLines.__init__(self, path, delimiter, header)
-        Table.__init__(self, self.columns, self.height, fields, categories, dtypes, missing, (empty, unknown), (split, validation_every))
+        rules = Rules(missing, scale, empty, unknown, dates, date_format)
+        Table.__init__(self, self.columns, self.height, fields, categories, dtypes, rules, (split, validation_every))
 
     def where(self, number: int) -> str:
         return f"{self._where(self.number_in_file(number) + self._first)}: sample {number}"
@@ -231,6 +239,21 @@ class CsvTable(CsvLines, Table):
         rows, step = range(self._first, len(self._starts) - 1), 4096
         for start in range(0, len(rows), step):
             yield from self._texts(rows[start : start + step], columns).items()
+
+    def absent(self, columns: Sequence[str]) -> Array:
+        parts = [np.zeros(0, bool)]
+        for start in range(self._first, len(self._starts) - 1, 4096):
+            texts = self._texts(range(start, min(start + 4096, len(self._starts) - 1)), columns)
+            masks = [[text.strip() in (("",) if name in self.categories else MISSING) for text in each] for name, each in texts.items()]
+            parts.append(np.any(masks, 0))
+        return np.concatenate(parts)
+
+    def moments(self, rows: Array, column: str) -> Array:
+        texts = self._texts((rows + self._first).tolist(), [column])[column]
+        moments, wrong = moments_of(texts, self.date_format)
+        if wrong is not None:
+            raise DataError(f"{self.position(int(rows[wrong]))}: {self.date_problem(column, texts[wrong])}")
+        return moments
 
     def values(self, numbers: Array, columns: Collection[str]) -> Values:
         rows = (numbers + self._first).tolist()

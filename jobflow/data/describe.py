@@ -61,7 +61,7 @@ class Description:
     def json(self) -> dict[str, Any]:
         """Return the description in JSON types."""
         known = {"arguments": dict(self.arguments)} if self.arguments is not None else {}
-        result = {"name": self.name, "reader": self.reader, "samples": self.samples, "read": self.read}
+        result: dict[str, Any] = {"name": self.name, "reader": self.reader, "samples": self.samples, "read": self.read}
         result |= {"columns": [column.json() for column in self.columns], "first": [dict(each) for each in self.first]}
         return result | {"problems": list(self.problems), "wrong": self.wrong, **known}
 
@@ -114,7 +114,9 @@ def _lines_of(file: str) -> tuple[CsvLines, dict[str, Any]]:
 
 def _described_lines(file: str, most: int | None) -> Description:
     lines, options = _lines_of(file)
-    columns, problems, first = [Summary(name) for name in lines.columns], [], []
+    columns = [Summary(name) for name in lines.columns]
+    problems: list[str] = []
+    first: list[dict[str, str]] = []
     count, wrong = lines.height if most is None else min(lines.height, most), 0
     for row in range(count):
         try:

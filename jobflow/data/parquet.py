@@ -14,11 +14,12 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, counted
 from jobflow.core.extras import optional
 from jobflow.core.types import Array
+from jobflow.data.column_rules import Dates, Missing, Scale, moments_of
 from jobflow.data.column_summary import Summary
 from jobflow.data.conversion import fitted, misfit
 from jobflow.data.files import fault_of, files_at
 from jobflow.data.samples import Split
-from jobflow.data.table import Missing, Outside, Table, Values
+from jobflow.data.table import Outsides, Rules, Table, Values
 from jobflow.storage.remote import AnyPath, path_of
 from jobflow.storage.untrusted import MEMORY, mapped
 
@@ -49,10 +50,12 @@ class Parquet(Table):
     (`features: [length, width]`). Numbers keep their type unless `dtypes` sets another one. Columns named in `categories` become int32: the index
     of the text among the sorted texts of the column, or in a list (`{species: [setosa, virginica]}`).
 
-    `missing`, a number or a number by column (`{length: 0, width: -1}`), replaces null and NaN in number columns. With `empty` "index" an empty
-    category has the first index after the categories. With `unknown` "index" all other texts have the next index. By default an empty or unknown
-    category is an error. Requested rows are read by row group and column; the last groups are cached, up to `memory` MiB. Every
-    `validation_every`-th row is for validation.
+    `missing`, a rule or a rule by column (`{length: 0, width: mean}`), treats null and NaN. A rule is a number, "mean", "median", "drop" (the row is
+    no sample) or "error". `scale`, `dates` and `date_format` are those of the reader "csv".
+
+    With `empty` "index" an empty category has the first index after the categories. With `unknown` "index" all other texts have the next index. By
+    default an empty or unknown category is an error. Both are for all columns or by column. Requested rows are read by row group and column; the
+    last groups are cached, up to `memory` MiB. Every `validation_every`-th row is for validation.
     """
 
     suffixes = (ENDING,)
@@ -67,8 +70,11 @@ class Parquet(Table):
         memory: int = 1024,
         split: Split = "all",
         validation_every: int = 10,
-        empty: Outside = "error",
-        unknown: Outside = "error",
+        empty: Outsides = "error",
+        unknown: Outsides = "error",
+        scale: Scale | None = None,
+        dates: Dates | None = None,
+        date_format: str | None = None,
     ) -> None:
         self._arrow, self.what, self._memory = optional("pyarrow", WHAT), f"{WHAT}: {path}", memory << 20
         if memory < 0:
@@ -80,12 +86,13 @@ class Parquet(Table):
         self._schema, last = self._groups[0].file.schema_arrow, self._groups[-1]
         #: shapes of list columns by name
         self._shapes: dict[str, tuple[int, ...]] = {}
-        #: results of the last reads by group, column and type, from the oldest on
-        self._cache: dict[tuple[int, str, np.dtype[Any]], tuple[Array, Array | None]] = {}
+        #: results of the last reads by group, column, type and replacement, from the oldest on
+        self._cache: dict[tuple[int, str, np.dtype[Any], str], tuple[Array, Array | None]] = {}
         self._cached_bytes = 0
         self._lock = threading.Lock()
         keep = split, validation_every
-        super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, missing, (empty, unknown), keep)
+        rules = Rules(missing, scale, empty, unknown, dates, date_format)
+        super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, rules, keep)
 
     def where(self, number: int) -> str:
         row = self.number_in_file(number)
@@ -101,7 +108,8 @@ class Parquet(Table):
             way = "add it to categories" if inner == kind else "texts in lists cannot be categories; convert the column to lists of numbers"
             raise ArgumentError(f'{self}: column "{name}" contains {kind}; {way}')
         if not (kinds.is_integer(inner) or kinds.is_floating(inner) or kinds.is_boolean(inner)):
-            raise DataError(f'{self}: column "{name}" contains {kind}, which tensors do not support; convert it to numbers')
+            advice = "name its parts in dates" if kinds.is_temporal(kind) else "convert it to numbers"
+            raise DataError(f'{self}: column "{name}" contains {kind}, which tensors do not support; {advice}')
         if inner != kind:
             self._shapes[name] = self._list_shape(name)
         return self._shapes.get(name, ()), inner.to_pandas_dtype()
@@ -134,6 +142,31 @@ class Parquet(Table):
                 texts, codes = self._coded(group, name)
                 yield name, [texts[code] for code in np.unique(codes)]
 
+    def absent(self, columns: Sequence[str]) -> Array:
+        return np.concatenate([np.any([self._absent(group, name) for name in columns], 0) for group in self._groups])
+
+    def _absent(self, group: Group, name: str) -> Array:
+        if name in self.categories:
+            texts, codes = self._coded(group, name)
+            empty: Array = np.array([not text for text in texts])[codes]
+            return empty
+        column = self._chunk(group, name)
+        floats = self._arrow.types.is_floating(column.type)
+        mask: Array = column.is_null(nan_is_null=floats).to_numpy(zero_copy_only=False)
+        return mask
+
+    def moments(self, rows: Array, column: str) -> Array:
+        which, result = np.searchsorted(self._starts, rows, "right") - 1, np.empty(len(rows), "datetime64[s]")
+        for index in np.unique(which):
+            group, indices = self._groups[int(index)], np.flatnonzero(which == index)
+            inside = rows[indices] - group.start
+            cells = self._chunk(group, column).take(inside).to_pylist()
+            moments, wrong = moments_of(cells, self.date_format)
+            if wrong is not None:
+                raise DataError(f"{_place(group, int(inside[wrong]))}: {self.date_problem(column, str(cells[wrong]))}")
+            result[indices] = moments
+        return result
+
     def values(self, numbers: Array, columns: Collection[str]) -> Values:
         which = np.searchsorted(self._starts, numbers, "right") - 1
         parts = [(int(group), places := np.flatnonzero(which == group), numbers[places] - self._starts[group]) for group in np.unique(which)]
@@ -160,7 +193,7 @@ class Parquet(Table):
 
         The mask is None if all rows are valid.
         """
-        key = number, name, dtype
+        key = number, name, dtype, str(self.missing.get(name))
         with self._lock:  # a second thread that requests the column waits and then uses the cache
             entry = self._cache.pop(key, None)
             if entry is None:
@@ -215,7 +248,7 @@ class Parquet(Table):
             text = f'column "{name}" is {self._list_problem(value, self._shapes[name], name, dtype)} {fields}'
         elif value is None or name in self.categories:
             text = self._text_problem(name, "" if value is None else str(value).strip(), dtype)
-        elif isinstance(value, float) and np.isnan(value) and self.missing is not None:
+        elif isinstance(value, float) and np.isnan(value) and name in self.missing:
             text = self.problem(name, "nan", dtype)
         else:
             text = f'column "{name}" is {value}, {misfit(value, dtype)}; set another element type with dtypes {fields}'
@@ -234,7 +267,7 @@ class Parquet(Table):
             return f"null, {target}; missing replaces numbers in lists, not lists"
         if _shape_of(value) != shape:
             return f"{value!r:.80}, {target}; pad the lists to equal length"
-        if self.missing is None and any(each is None for each in _leaves(value)):
+        if name not in self.missing and any(each is None for each in _leaves(value)):
             return f"{value!r:.80}, {target}; set missing to replace null"
         return f"{value!r:.80}, {target}; set another element type with dtypes"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from jobflow.core.errors import NOWHERE, ArgumentError, DataError, did_you_mean, user_line
 from jobflow.core.types import Array
+from jobflow.data.column_rules import with_learned
 from jobflow.data.csv_table import CsvTable
 from jobflow.data.digits import Digits
 from jobflow.data.files import entries_of, fault_of
@@ -20,6 +21,7 @@ from jobflow.data.ofrecord import OfRecord
 from jobflow.data.parquet import Parquet
 from jobflow.data.python_source import python_source
 from jobflow.data.samples import Columns, Samples, Split, Stream, checked_name
+from jobflow.data.table import Table
 from jobflow.data.text import Text
 from jobflow.data.waiting import notice_if_long
 from jobflow.storage.npy import in_archive, in_file
@@ -83,6 +85,15 @@ READERS: dict[str, Any] = {
 }
 
 
+#: facts by column, which have another meaning as arguments of other readers
+OF_TABLES = ("missing", "scale")
+
+
+def is_table(name: str) -> bool:
+    """Return True if the reader `name` reads tables of named columns."""
+    return inspect.isclass(READERS[name]) and issubclass(READERS[name], Table)
+
+
 def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: Any) -> Samples | Stream:
     """Open a reader by name with its arguments.
 
@@ -100,7 +111,8 @@ def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: 
         if argument not in legal:
             near = did_you_mean(argument, legal) or "."
             raise ArgumentError(f'{here}: reader "{name}" has no argument "{argument}"{near} It has {", ".join(legal)}.')
-    learned = {key: _learned(value, arguments.get(key)) for key, value in (facts or {}).items() if key in legal}
+    usable = {key: fact for key, fact in (facts or {}).items() if key in legal and (key not in OF_TABLES or is_table(name))}
+    learned = {key: _learned(fact, arguments.get(key)) for key, fact in usable.items()}
     learned = {key: value for key, value in learned.items() if value is not None}
     options = {**arguments, **learned}
     missing = [key for key, parameter in legal.items() if parameter.default is parameter.empty and key not in options]
@@ -119,9 +131,12 @@ def _learned(fact: Any, argument: Any) -> Any:
     """Return the value that replaces `argument` of a reader, or None if the argument stays as passed.
 
     The whole `fact` replaces None. For a list of names in a mapping `fact`, the mapping of only these names replaces the list.
+    Rules such as "mean" are replaced by their numbers.
     """
     if argument is None:
         return fact
+    if isinstance(fact, Mapping) and isinstance(argument, str | Mapping):
+        return with_learned(argument, fact)
     if isinstance(fact, Mapping) and isinstance(argument, list) and all(name in fact for name in argument):
         return {name: fact[name] for name in argument}
     return None

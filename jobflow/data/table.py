@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -9,26 +10,58 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, did_you_mean
 from jobflow.core.types import Array
-from jobflow.data.conversion import fitted, misfit
+from jobflow.data.column_rules import (
+    LABELS,
+    LEARNED,
+    Dates,
+    Missing,
+    Scale,
+    Scaling,
+    date_parts,
+    learned_fill,
+    learned_scaling,
+    missing_rules,
+    part_of,
+    scale_rules,
+)
+from jobflow.data.column_summary import printable
+from jobflow.data.conversion import converted, fitted, misfit
 from jobflow.data.number_text import MISSING, parsed
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
+from jobflow.storage.untrusted import MEMORY
 
 #: name of a column, or of several side by side
 Source: TypeAlias = str | list[str]
-#: replacement of missing values, for all number columns or by column
-Missing: TypeAlias = float | dict[str, float]
 #: treatment of other texts: an error, or an index after the categories
 Outside: TypeAlias = Literal["error", "index"]
+#: the treatment for all columns of categories, or by column
+Outsides: TypeAlias = Outside | dict[str, Outside]
+#: rows per read while statistics of columns are computed
+ROWS = 4096
 #: A function that returns values of columns in a type: [rows, *shape] of one column, or [rows, columns].
 Values: TypeAlias = Callable[[Sequence[str], np.dtype[Any]], Array]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The arguments of a table with rules for all columns or by column."""
+
+    missing: Missing | None = None
+    scale: Scale | None = None
+    empty: Outsides = "error"
+    unknown: Outsides = "error"
+    dates: Dates | None = None
+    date_format: str | None = None
 
 
 class Table(Samples):
     """A table of named columns. Subclasses set the attributes that reading requires, and then call `__init__`.
 
-    A text outside of a column's categories is an error or has the next free index: first the empty text, then unknown texts.
+    A text outside of a column's categories is an error or has the next free index: first the empty text, then unknown texts. Statistics for missing
+    values and scaling are computed from the training rows.
     """
 
     def __init__(
@@ -38,22 +71,30 @@ class Table(Samples):
         fields: Mapping[str, Source],
         categories: list[str] | Mapping[str, list[str]] | None,
         dtypes: Mapping[str, str] | None,
-        missing: Missing | None,
-        outside: tuple[Outside, Outside],
+        rules: Rules,
         keep: tuple[Split, int],
     ) -> None:
         self._check_kinds(fields, categories)
-        self.columns, self.missing = columns, missing
+        self._dates, self.date_format = date_parts(rules.dates, columns, str(self)), rules.date_format
+        self.columns, self._names = columns, [*columns, *self._dates]
         if len(set(columns)) < len(columns):
             raise DataError(f"{self}: two columns have the same name: {', '.join(columns)}.{self.columns_hint()}")
         self._sources = {field: self._columns_of(field, source) for field, source in fields.items()}
         self.categories = self._categories(categories)
-        self._check_missing()
-        self._codes, self._unknown = self._coding(*outside)
+        used = {column: field for field in sorted(fields, key=LABELS.__ne__, reverse=True) for column in self._sources[field]}
+        self._missing = missing_rules(rules.missing, str(self), self._names, used, self.categories)
+        self._scale = scale_rules(rules.scale, str(self), self._names, used, self.categories)
+        #: numbers that replace missing values by column; NaN until the number is known
+        self.missing = {name: math.nan if rule in LEARNED else rule for name, rule in self._missing.items() if rule not in ("drop", "error")}
+        self._codes, self._unknown = self._coding(rules.empty, rules.unknown)
         for name in dtypes or ():
             checked_name(name, fields, f"{self}: dtypes: field")
         sample_fields = {field: self._field(field, isinstance(source, str), (dtypes or {}).get(field)) for field, source in fields.items()}
-        super().__init__(sample_fields, rows, Keep(keep[0], rows, keep[1]))
+        #: rows of the file without missing values in columns whose rows are dropped; None for all rows
+        self._complete = self._complete_rows(rows)
+        count = rows if self._complete is None else len(self._complete)
+        super().__init__(sample_fields, count, Keep(keep[0], count, keep[1]))
+        self._learn(used, Keep("all" if keep[0] == "all" else "train", count, keep[1]))
 
     def _check_kinds(self, fields: Any, categories: Any) -> None:
         """Raise ArgumentError if `fields` or `categories` has a wrong type."""
@@ -85,24 +126,126 @@ class Table(Samples):
         Cells of category columns become indices. The argument `columns` lists all columns that callers may pass to the function.
         """
 
+    @abstractmethod
+    def absent(self, columns: Sequence[str]) -> Array:
+        """Return a mask of the rows of the file in which a value of one of these columns is missing."""
+
+    @abstractmethod
+    def moments(self, rows: Array, column: str) -> Array:
+        """Return the dates of a column in these rows of the file as datetime64[s], NaT for a missing date; raise DataError for another value."""
+
     @property
     def facts(self) -> dict[str, Any]:
-        return {"categories": self.categories} if self.categories else {}
+        fills = {name: self.missing[name] for name, rule in self._missing.items() if rule in LEARNED}
+        scales = {name: {"shift": each.shift, "factor": each.factor} for name, each in self.scaling.items()}
+        return {name: fact for name, fact in (("categories", self.categories), ("missing", fills), ("scale", scales)) if fact}
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-        values = self.values(numbers, {column for name in names for column in self._sources[name]})
+        rows = numbers if self._complete is None else self._complete[numbers]
+        values = self._values(rows, {column for name in names for column in self._sources[name]})
         arrays: dict[str, Array] = {}
         for name in names:
-            field = self.fields[name]
-            arrays[name] = values(self._sources[name], field.dtype.numpy).reshape(len(numbers), *field.shape)
+            field, columns = self.fields[name], self._sources[name]
+            scaled = any(column in self.scaling for column in columns)
+            array = values(columns, np.dtype(np.float64) if scaled else field.dtype.numpy).reshape(len(numbers), *field.shape)
+            self._check_required(array, columns, rows, name)
+            arrays[name] = self._scaled(array, columns, field) if scaled else array
         return arrays
+
+    def number_in_file(self, number: int) -> int:
+        row = super().number_in_file(number)
+        return row if self._complete is None else int(self._complete[row])
+
+    def _values(self, rows: Array, columns: Collection[str]) -> Values:
+        """Return the function of `values`, which also accepts parts of dates."""
+        stored = self.values(rows, {column for column in columns if column not in self._dates})
+        if not any(column in self._dates for column in columns):
+            return stored
+        moments = {source: self.moments(rows, source) for source in {self._dates[column][0] for column in columns if column in self._dates}}
+
+        def one(column: str, dtype: np.dtype[Any]) -> Array:
+            if column not in self._dates:
+                return stored([column], dtype)
+            return self._part(column, moments[self._dates[column][0]], dtype, rows)
+
+        def values(columns: Sequence[str], dtype: np.dtype[Any]) -> Array:
+            parts = [one(column, dtype).reshape(len(rows)) for column in columns] if len(columns) > 1 else [one(columns[0], dtype)]
+            return parts[0] if len(parts) == 1 else np.stack(parts, 1)
+
+        return values
+
+    def _part(self, column: str, moments: Array, dtype: np.dtype[Any], rows: Array) -> Array:
+        """Return a part of dates in a type; a missing date has the replacement of the column."""
+        source, part = self._dates[column]
+        empty = np.isnat(moments)
+        present = np.where(empty, np.datetime64(0, "s"), moments)
+        result = converted(part_of(present, part), dtype, lambda index: f'{self}: row {rows[index[0]]}: column "{column}"')
+        if empty.any():
+            filling = self.filling(column, dtype)
+            if filling is None:
+                raise DataError(f'{self}: row {rows[empty][0]}: column "{source}" is empty; set missing to replace such cells')
+            result[empty] = filling
+        return result
+
+    def _check_required(self, array: Array, columns: Sequence[str], rows: Array, field: str) -> None:
+        """Raise DataError for NaN in a column whose missing values are an error."""
+        required = [i for i, column in enumerate(columns) if self._missing.get(column) == "error"]
+        if required and array.dtype.kind == "f":
+            wrong = np.argwhere(np.isnan(array.reshape(len(rows), len(columns), -1)[:, required].any(-1)))
+            if len(wrong):
+                column = columns[required[wrong[0][1]]]
+                raise DataError(f'{self}: row {rows[wrong[0][0]]}: column "{column}" is missing, and missing is "error" (field "{field}")')
+
+    def _scaled(self, array: Array, columns: Sequence[str], field: Field) -> Array:
+        known = [self.scaling.get(column, Scaling(0.0, 1.0)) for column in columns]
+        if len(known) == 1:
+            return ((array - known[0].shift) * known[0].factor).astype(field.dtype.numpy)
+        shifts, factors = np.array([(each.shift, each.factor) for each in known]).T
+        return ((array - shifts) * factors).astype(field.dtype.numpy)
+
+    def _complete_rows(self, rows: int) -> Array | None:
+        columns = [column for column, rule in self._missing.items() if rule == "drop"]
+        if not columns:
+            return None
+        sources = dict.fromkeys(self._dates[column][0] if column in self._dates else column for column in columns)
+        complete = np.flatnonzero(~self.absent(list(sources)))
+        return None if len(complete) == rows else complete
+
+    def _learn(self, used: Collection[str], training: Keep) -> None:
+        """Compute the means, medians and scalings of columns from the training rows."""
+        #: the scaling of columns by name
+        self.scaling: dict[str, Scaling] = {}
+        fills = {column: str(rule) for column, rule in self._missing.items() if rule in LEARNED and column in used}
+        scales = {column: rule for column, rule in self._scale.items() if column in used}
+        columns = list(dict.fromkeys([*fills, *(column for column, rule in scales.items() if isinstance(rule, str))]))
+        known = self._training_values(columns, training) if columns else {}
+        for column, rule in fills.items():
+            self.missing[column] = learned_fill(known[column], rule, f'{self}: column "{column}"')
+        for column, scale in scales.items():
+            what = f'{self}: column "{column}"'
+            self.scaling[column] = scale if isinstance(scale, Scaling) else learned_scaling(known[column], scale, what)
+
+    def _training_values(self, columns: Sequence[str], training: Keep) -> dict[str, Array]:
+        """Return the values of columns in the training rows as float64, NaN for missing ones."""
+        MEMORY.check(8 * len(columns) * len(training), f"{self}: the values of {', '.join(columns)}", DataError)
+        before, self.missing = self.missing, dict.fromkeys(columns, math.nan)
+        parts: dict[str, list[Array]] = {column: [] for column in columns}
+        try:
+            for start in range(0, len(training), ROWS):
+                rows = training.numbers(np.arange(start, min(start + ROWS, len(training))))
+                values = self._values(rows if self._complete is None else self._complete[rows], set(columns))
+                for column in columns:
+                    parts[column].append(values([column], np.dtype(np.float64)).reshape(-1))
+        finally:
+            self.missing = before
+        return {column: np.concatenate(arrays) for column, arrays in parts.items()}
 
     def _columns_of(self, field: str, source: Source) -> list[str]:
         names = [source] if isinstance(source, str) else source
         if not names:
             raise ArgumentError(f'{self}: field "{field}" has no columns; list at least one')
         try:
-            return [checked_name(str(name), self.columns, f'{self}: field "{field}": column') for name in names]
+            return [checked_name(str(name), self._names, f'{self}: field "{field}": column') for name in names]
         except ArgumentError as error:
             raise ArgumentError(f"{error}{self.columns_hint()}") from None
 
@@ -124,30 +267,30 @@ class Table(Samples):
             distinct[name].update(text.strip() for text in texts)
         return {name: sorted(texts - {""}) for name, texts in distinct.items()}
 
-    def _check_missing(self) -> None:
-        replacements = self.missing if isinstance(self.missing, Mapping) else {"": self.missing}
-        for name, value in replacements.items():
-            if value is not None and not isinstance(value, int | float | np.number):
-                of = f' of column "{name}"' if name else ""
-                raise ArgumentError(f"{self}: missing{of} must be a number, not {value!r}; omit quotes, and write .nan for NaN in YAML")
-        for name in replacements if replacements is self.missing else ():
-            checked_name(name, self.columns, f"{self}: missing: column")
-            if name in self.categories:
-                raise ArgumentError(f'{self}: missing: column "{name}" contains categories; set empty: index to give empty cells an index')
-
-    def _coding(self, empty: Outside, unknown: Outside) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+    def _coding(self, empty: Outsides, unknown: Outsides) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
         """Return {category column: {text: index}}, and {category column: index of all unknown texts}.
 
-        The second mapping is empty unless `unknown` is "index". Raises: ArgumentError for another value than "error" or "index".
+        The second mapping has only columns whose `unknown` is "index". Raises: ArgumentError for another value than "error" or "index".
         """
-        for what, choice in (("empty", empty), ("unknown", unknown)):
-            if choice not in ("error", "index"):
-                raise ArgumentError(f'{self}: {what} must be "error" or "index", not {choice!r}')
+        indexed = {what: self._indexed(what, choice) for what, choice in (("empty", empty), ("unknown", unknown))}
         codes = {name: {text: i for i, text in enumerate(texts)} for name, texts in self.categories.items()}
-        if empty == "index":
-            for known in codes.values():
-                known.setdefault("", len(known))
-        return codes, {name: len(known) for name, known in codes.items()} if unknown == "index" else {}
+        for name in indexed["empty"]:
+            codes[name].setdefault("", len(codes[name]))
+        return codes, {name: len(codes[name]) for name in indexed["unknown"]}
+
+    def _indexed(self, what: str, choice: Outsides) -> list[str]:
+        """Return the category columns whose rule `what` is "index"."""
+        choices = choice if isinstance(choice, Mapping) else dict.fromkeys(self.categories, choice)
+        for name, each in choices.items() if isinstance(choice, Mapping) else ((None, choice),):
+            of = "" if name is None else f' of column "{checked_name(name, self.categories, f"{self}: {what}: column of categories")}"'
+            if each not in ("error", "index"):
+                raise ArgumentError(f'{self}: {what}{of} must be "error" or "index", not {each!r}')
+        return [name for name, each in choices.items() if each == "index"]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of indices of each column of categories, with those of empty and unknown texts."""
+        return {name: len(codes) + (name in self._unknown) for name, codes in self._codes.items()}
 
     def code(self, column: str, text: str) -> int | None:
         """Return the category index of a text in a column, or None if the text is not a category and has no index."""
@@ -159,15 +302,25 @@ class Table(Samples):
         kinds = {column in self.categories for column in columns}
         if len(kinds) > 1:
             raise ArgumentError(f'{self}: field "{field}" mixes columns of numbers and of categories; define two fields')
-        shapes, types = zip(*(((), np.int32) if column in self.categories else self.column(column) for column in columns), strict=True)
+        shapes, types = zip(*map(self._element, columns), strict=True)
         if not alone and any(shapes):
             raise ArgumentError(f'{self}: field "{field}": a column with several numbers per row must be a separate field')
         element = own_dtype(np.result_type(*types), f'{self}: field "{field}"') if dtype is None else named_dtype(dtype, str(self))
+        if any(column in self._scale for column in columns) and not element.is_float:
+            raise ArgumentError(f'{self}: field "{field}" is {element.name}, and scale makes fractions; set dtypes to float32, or scale to none')
         return Field(shapes[0] if alone else (len(shapes),), element)
+
+    def _element(self, column: str) -> tuple[tuple[int, ...], Any]:
+        """Return the shape and the NumPy element type of one cell of a column after all rules."""
+        if column in self.categories:
+            return (), np.int32
+        shape, kind = ((), np.float32) if column in self._dates else self.column(column)
+        changed = column in self._scale or self._missing.get(column) in LEARNED
+        return shape, np.float32 if changed and np.dtype(kind).kind != "f" else kind
 
     def filling(self, column: str, dtype: np.dtype[Any]) -> Array | None:
         """Return the number that replaces missing numbers of a column; None if there is no replacement, or if `dtype` cannot represent it."""
-        value = self.missing.get(column) if isinstance(self.missing, Mapping) else self.missing
+        value = self.missing.get(column)
         if value is None:
             return None
         number, misfits = fitted(np.asarray(value), dtype)
@@ -179,7 +332,7 @@ class Table(Samples):
         if column in self.categories:
             reason = self._no_category(column, text)
         elif text in MISSING and (not text or dtype.kind in "biu" or text.lower().lstrip("-") != "nan"):
-            replacement = self.missing.get(column) if isinstance(self.missing, Mapping) else self.missing
+            replacement = self.missing.get(column)
             wrong = f", and {dtype} cannot represent the replacement {replacement} in missing" if replacement is not None else ""
             shown = f'"{text}", a missing value' if text else "empty"
             reason = f"{shown}{wrong}; set missing to replace such cells"
@@ -189,6 +342,11 @@ class Table(Samples):
             point = "; write decimals with a point" if re.fullmatch(r"[+-]?[0-9.]*,[0-9]+", text) else ""
             reason = f'"{text}", which is not a number{point}; if it is a category, add the column to categories'
         return f'column "{column}" is {reason} (field {self.fields_with(column)})'
+
+    def date_problem(self, column: str, text: str) -> str:
+        """Return the reason why a text of a column of dates cannot be read."""
+        way = "write dates as YYYY-MM-DD, or set date_format" if self.date_format is None else f"date_format is {self.date_format}"
+        return f'column "{column}" is "{printable(text)}", which is not a date; {way}'
 
     def _no_category(self, column: str, text: str) -> str:
         known = self.categories[column]

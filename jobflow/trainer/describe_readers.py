@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from jobflow.core.errors import DataError
 from jobflow.data.describe import Description, describe, describe_file
@@ -21,7 +22,8 @@ def describe_readers(file: str, settings: Sequence[str], most: int | None = None
     If a reader cannot be opened, its description contains the error, and the description of its table follows.
     Raises: ConfigErrors for an invalid configuration.
     """
-    config, facts = load(file, settings).config, {}
+    config = load(file, settings).config
+    facts: Mapping[str, Any] = {}
     for key in PLACES:
         reader = getattr(config.data, key)
         if reader is None:

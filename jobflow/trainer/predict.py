@@ -14,7 +14,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, ConfigError
 from jobflow.core.types import Array, TensorType, int32
-from jobflow.data.readers import READERS, open_reader
+from jobflow.data.readers import READERS, is_table, open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
 from jobflow.models.generate import tokens_after
@@ -30,6 +30,8 @@ PLACES = ("train", "validation", "test")
 _BY_SUFFIX = {suffix: name for name, made in READERS.items() for suffix in getattr(made, "suffixes", ())}
 #: formats of prediction files
 OUTPUTS = (".npz", ".csv")
+#: arguments and facts of tables by column
+BY_COLUMN = ("categories", "missing", "scale", "empty", "unknown", "dates")
 #: the largest number of bytes of a character
 LONGEST = 4
 #: the input field of language models
@@ -90,9 +92,11 @@ def opened(jobs: Jobs, source: str | Path, facts: Mapping[str, Any]) -> Samples 
     known = dict(facts)
     if isinstance(arguments.get("fields"), Mapping):  # only entries of columns that are read
         columns = {column for named in arguments["fields"].values() for column in ([named] if isinstance(named, str) else named)}
-        for key, entries in (("categories", known), ("missing", arguments)):
-            if isinstance(entries.get(key), Mapping):
-                entries[key] = {column: value for column, value in entries[key].items() if column in columns}
+        columns |= {column.rpartition(".")[0] for column in columns}  # parts of dates
+        for entries in (known, arguments):
+            for key in BY_COLUMN if is_table(name) else ():
+                if isinstance(entries.get(key), Mapping):
+                    entries[key] = {column: value for column, value in entries[key].items() if column in columns}
     return open_reader(name, known or None, **arguments)
 
 
@@ -165,7 +169,7 @@ def arguments_for(name: str, source: AnyPath, training: Mapping[str, Any], neede
         key: value for key, value in training.items() if key in legal and key not in ("split", "validation_every", "classes", "labels", "flip")
     }
     for key in ("fields", "dtypes", "scale", "columns", "features"):
-        if isinstance(arguments.get(key), Mapping):
+        if (key != "scale" or not is_table(name)) and isinstance(arguments.get(key), Mapping):
             arguments[key] = {field: value for field, value in arguments[key].items() if (field in needed if needed else field != LABELS)}
     arguments.pop("categories", None)  # the categories of training are among the facts
     arguments["path"] = str(source)
