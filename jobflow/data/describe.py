@@ -171,7 +171,7 @@ def describe(name: str, reader: str, samples: Samples | Stream, most: int | None
     first: list[dict[str, str]] = []
     problems: list[str] = []
     read = wrong = 0
-    names = _names(samples.facts)
+    names = _names(samples)
     for rows in _blocks(samples, count, limit or 0):
         if isinstance(rows, DataError):
             wrong += 1
@@ -183,7 +183,7 @@ def describe(name: str, reader: str, samples: Samples | Stream, most: int | None
             columns[field].add_array(array, distinct=array.ndim == 1)
         first += [{field: shown(array[i], samples.facts) for field, array in rows.items()} for i in range(min(size, FIRST - len(first)))]
     for field, summary in columns.items():
-        if not samples.fields[field].shape and samples.fields[field].dtype.name != "float32":
+        if not samples.fields[field].shape:
             _rename(summary, names.get(field, ()))
     return Description(name, reader, count, read, list(columns.values()), first, problems, wrong, arguments)
 
@@ -214,11 +214,11 @@ def _one_by_one(samples: Samples, indices: Array) -> Iterator[dict[str, Array] |
             yield error
 
 
-def _names(facts: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """Return the names of classes by field: of folders, or of the categories of a column with the name of the field."""
-    categories = facts.get("categories") or {}
-    only = {"labels": next(iter(categories.values()))} if len(categories) == 1 else {}
-    return {**only, **categories, **({"labels": facts["classes"]} if facts.get("classes") else {})}
+def _names(samples: Samples | Stream) -> dict[str, Sequence[str]]:
+    """Return the names of classes by field: of folders, or of the categories of a column."""
+    if isinstance(samples, Table):
+        return {field: names for field in samples.fields if (names := samples.names_of(field))}
+    return {"labels": samples.facts.get("classes") or []}
 
 
 def _rename(summary: Summary, names: Sequence[str]) -> None:

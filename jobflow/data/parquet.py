@@ -95,9 +95,11 @@ class Parquet(Table):
         super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, rules, keep)
 
     def where(self, number: int) -> str:
-        row = self.number_in_file(number)
+        return f"{self.position(self.number_in_file(number))}: sample {number}"
+
+    def position(self, row: int) -> str:
         group = self._groups[int(np.searchsorted(self._starts, row, "right")) - 1]
-        return f"{_place(group, row - group.start)}: sample {number}"
+        return _place(group, row - group.start)
 
     # ---------------------------------------------------------------- columns
 

@@ -112,6 +112,10 @@ class Table(Samples):
     def column(self, name: str) -> tuple[tuple[int, ...], Any]:
         """Return the shape and the NumPy element type of one cell in the number column `name`."""
 
+    def position(self, row: int) -> str:
+        """Describe the position of a row of the file."""
+        return f"{self}: row {row}"
+
     def check_category(self, name: str) -> None:
         """Raise ArgumentError if a column cannot contain categories."""
 
@@ -179,11 +183,11 @@ class Table(Samples):
         source, part = self._dates[column]
         empty = np.isnat(moments)
         present = np.where(empty, np.datetime64(0, "s"), moments)
-        result = converted(part_of(present, part), dtype, lambda index: f'{self}: row {rows[index[0]]}: column "{column}"')
+        result = converted(part_of(present, part), dtype, lambda index: f'{self.position(rows[index[0]])}: column "{column}"')
         if empty.any():
             filling = self.filling(column, dtype)
             if filling is None:
-                raise DataError(f'{self}: row {rows[empty][0]}: column "{source}" is empty; set missing to replace such cells')
+                raise DataError(f'{self.position(rows[empty][0])}: column "{source}" is empty; set missing to replace such cells')
             result[empty] = filling
         return result
 
@@ -194,7 +198,7 @@ class Table(Samples):
             wrong = np.argwhere(np.isnan(array.reshape(len(rows), len(columns), -1)[:, required].any(-1)))
             if len(wrong):
                 column = columns[required[wrong[0][1]]]
-                raise DataError(f'{self}: row {rows[wrong[0][0]]}: column "{column}" is missing, and missing is "error" (field "{field}")')
+                raise DataError(f'{self.position(rows[wrong[0][0]])}: column "{column}" is missing, and missing is "error" (field "{field}")')
 
     def _scaled(self, array: Array, columns: Sequence[str], field: Field) -> Array:
         known = [self.scaling.get(column, Scaling(0.0, 1.0)) for column in columns]
@@ -286,6 +290,11 @@ class Table(Samples):
             if each not in ("error", "index"):
                 raise ArgumentError(f'{self}: {what}{of} must be "error" or "index", not {each!r}')
         return [name for name, each in choices.items() if each == "index"]
+
+    def names_of(self, field: str) -> list[str]:
+        """Return the categories of a field of one column of categories; [] for other fields."""
+        columns = self._sources[field]
+        return self.categories.get(columns[0], []) if len(columns) == 1 else []
 
     @property
     def sizes(self) -> dict[str, int]:

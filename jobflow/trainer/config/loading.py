@@ -15,6 +15,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import FileError, did_you_mean
 from jobflow.storage.untrusted import CONFIGURATION, content
 from jobflow.trainer.config import functions, rules
+from jobflow.trainer.config.inherited_readers import inherited
 from jobflow.trainer.config.keys import SECTIONS, fields_of, notes_of, setting_meant
 from jobflow.trainer.config.reading import DEPTH, read
 from jobflow.trainer.config.references import resolved
@@ -66,7 +67,7 @@ def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_out
     written = [*files.names, *(origin_of(setting).file for setting in settings)]
     if files.unread:
         problems.stop_if_any(written)
-    tree = with_start_map(with_layer_maps(resolved(with_derived(tree, str(path)), problems)))
+    tree = inherited(with_start_map(with_layer_maps(resolved(with_derived(tree, str(path)), problems))), problems)
     config = Validation(tree, problems).check()
     rules.check(tree, problems)
     builder = functions.check(tree, problems, os.path.dirname(str(path))) if look_outside else None
