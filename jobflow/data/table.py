@@ -296,6 +296,11 @@ class Table(Samples):
         columns = self._sources[field]
         return self.categories.get(columns[0], []) if len(columns) == 1 else []
 
+    def size_of(self, field: str) -> int:
+        """Return the number of indices of a field of one column of categories; 0 for other fields and names."""
+        columns = self._sources.get(field, [])
+        return self.sizes.get(columns[0], 0) if len(columns) == 1 else 0
+
     @property
     def sizes(self) -> dict[str, int]:
         """The number of indices of each column of categories, with those of empty and unknown texts."""

@@ -12,6 +12,7 @@ from jobflow.core.errors import CheckpointError, ConfigError, at_line
 from jobflow.data.batches import Batches
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.job import Job
+from jobflow.engine.session import Session
 from jobflow.storage import sessions, store
 from jobflow.storage.remote import AnyPath
 from jobflow.trainer.config import Loaded
@@ -71,17 +72,23 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
     Raises: CheckpointError without an intact checkpoint.
     """
 
+    located: list[tuple[AnyPath, dict[str, Any]]] = []
+
     def look() -> tuple[AnyPath, dict[str, Any]] | None:
         path = chosen(series_of(loaded.config), "auto" if checkpoint is None else str(checkpoint), "name another one with --checkpoint")
         return None if path is None else (path, dict(store.load(path).extra))
 
-    with at_line(line_of(loaded, "")), prepared(loaded, only=()) as jobs:
-        located = together(jobs.session, look)
-        if located is None:
+    def sizes(session: Session) -> Mapping[str, int]:
+        result = together(session, look)
+        if result is None:
             raise CheckpointError(
                 f"there is no checkpoint in {loaded.config.checkpoint.directory}; train first, or pass a checkpoint with --checkpoint"
             )
-        path, extra = located
+        located.append(result)
+        return dict(result[1].get("sizes", {}))
+
+    with at_line(line_of(loaded, "")), prepared(loaded, only=(), sizes=sizes) as jobs:
+        path, extra = located[0]
         if jobs.network.criterion is not None:
             jobs.network.criterion.restore(extra.get("class_weights"), path)
         yield jobs, path, extra

@@ -45,6 +45,7 @@ from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.world.launched import launched
 from jobflow.strategies import mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.facts import sizes_of, with_facts
 from jobflow.trainer.fingerprint import ROWS, Fingerprint
 from jobflow.trainer.freezing import check_frozen
 from jobflow.trainer.means import check_mean
@@ -319,13 +320,16 @@ def summed(array: Array, rows: int, pieces: Sequence[int]) -> float:
 
 
 @contextmanager
-def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test")) -> Iterator[Jobs]:
+def prepared(
+    loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test"), sizes: Callable[[Session], Mapping[str, int]] | None = None
+) -> Iterator[Jobs]:
     """Yield the jobs of a configuration in a separate session, which is closed at the end of the block.
 
-    Under mpiexec every rank is a client. `only` lists the readers to open.
+    Under mpiexec every rank is a client. `only` lists the readers to open. `sizes` returns facts of the training samples if their reader is not
+    opened.
     """
     with session_of(loaded.config) as session:
-        yield _opened(loaded, session, only)
+        yield _opened(loaded if sizes is None else with_facts(loaded, sizes(session)), session, only)
 
 
 @contextmanager
@@ -349,6 +353,7 @@ def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Jobs:
             samples[place] = open_place(loaded.config, place, samples["train"].facts if "train" in samples else {})
     per_epoch = epoch_length(loaded.config, samples.get("train"))
     steps = loaded.config.training.steps or (loaded.config.training.epochs or 0) * per_epoch
+    loaded = with_facts(loaded, sizes_of(samples["train"])) if "train" in samples else loaded
     jobs = Jobs(loaded, session, network_of(loaded), samples, steps, per_epoch)
     if "train" in samples and jobs.network.criterion is not None:
         jobs.network.criterion.balance(samples["train"])

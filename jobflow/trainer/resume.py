@@ -23,6 +23,7 @@ from jobflow.storage.remote import AnyPath, path_of
 from jobflow.storage.series import TRIES, Series
 from jobflow.storage.untrusted import whole
 from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.facts import sizes_of
 from jobflow.trainer.fingerprint import Fingerprint
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Progress:
             "config": plainly(plain),
             "metrics": dict(self.metrics),
             "facts": plainly(samples.facts),
+            "sizes": sizes_of(samples),
             "fields": {name: [list(field.shape), field.dtype.name] for name, field in samples.fields.items()},
             "trainer": {"evaluated": self.evaluated, "early": self.early, "seconds": self.seconds},
         }

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
 
 from jobflow.core.errors import ArgumentError, FileError, did_you_mean
 from jobflow.core.imports import IMPORT_PATH, ImportFailedError, function_named
 from jobflow.storage.remote import is_remote, path_of
-from jobflow.trainer.config.tree import Problems, Tree, steps_of
-from jobflow.trainer.config.validation import PATTERNS, Validation, shown
+from jobflow.trainer.config.references import FACT
+from jobflow.trainer.config.tree import Problems, Tree, steps_of, walk
+from jobflow.trainer.config.validation import PATTERNS, Validation, requirement, shown
 
 #: arguments of readers that name existing files or folders
 FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
@@ -35,7 +36,10 @@ def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | N
             sys.path.append(path)
     checks = _Checks(tree, problems)
     for part in ("train", "validation", "test"):
-        checks.reader(f"data.{part}")
+        mark = tree.marks.get(("data", part, "reader"))
+        inherits = part != "train" and mark is not None and mark is tree.marks.get(("data", "train", "reader"))
+        if not inherits or not problems.about(("data", "train")):  # problems of inherited keys are reported once
+            checks.reader(f"data.{part}")
     checks.resume()
     checks.loss()
     return checks.builder()
@@ -112,7 +116,9 @@ class _Checks:
             advice = "a builder that has one wraps its blocks in jobflow.checkpointed if it is true"
             self.report("strategy.recompute", f"strategy.recompute: {name} has no parameter `recompute`", advice)
         needed = frozenset(one for one in _needed(function) if module or parameters[one].kind is inspect.Parameter.KEYWORD_ONLY)
-        self.arguments(arguments_model(function, needed), "model.arguments", f"builder {name}", "model.builder")
+        arguments = self.tree.get("model.arguments")
+        later = frozenset(one for one, value in arguments.items() if has_fact(value)) if isinstance(arguments, dict) else frozenset()
+        self.arguments(arguments_model(function, needed, unchecked=later), "model.arguments", f"builder {name}", "model.builder")
         return function
 
     def reader(self, path: str) -> None:
@@ -221,8 +227,31 @@ def _needed(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(name for name, one in parameters.items() if one.default is one.empty and one.kind not in ends)
 
 
-def arguments_model(function: Callable[..., Any], needed: frozenset[str] = frozenset(), without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Convert the parameters of a function, except `without`, to a strict pydantic model; only the parameters in `needed` are required."""
+def argument_problem(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the name of the first argument that a function does not accept, and the reason; None if it accepts all."""
+    try:
+        arguments_model(function).model_validate(dict(arguments))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return str(first["loc"][0]), f"{requirement(first, ())}; got {shown(first['input'])}"
+    return None
+
+
+def has_fact(value: Any) -> bool:
+    """Return True if a value contains a reference to a fact of the training samples, which is resolved after the readers are opened."""
+    return any(isinstance(inner, str) and FACT.fullmatch(inner) is not None for _, inner in walk(value))
+
+
+def arguments_model(
+    function: Callable[..., Any],
+    needed: frozenset[str] = frozenset(),
+    without: frozenset[str] = frozenset(),
+    unchecked: frozenset[str] = frozenset(),
+) -> type[BaseModel]:
+    """Convert the parameters of a function, except `without`, to a strict pydantic model.
+
+    Only the parameters in `needed` are required, and those in `unchecked` accept any value.
+    """
     try:
         hints: Mapping[str, Any] = get_type_hints(function.__init__ if inspect.isclass(function) else inspect.unwrap(function), include_extras=True)
     except (NameError, TypeError, AttributeError):
@@ -235,7 +264,7 @@ def arguments_model(function: Callable[..., Any], needed: frozenset[str] = froze
         elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in without:
             # an alias, because pydantic reserves some names
             field = Field(alias=name) if name in needed else Field(None, alias=name)
-            fields[f"a_{name}"] = (_checkable(hints.get(name, Any)), field)
+            fields[f"a_{name}"] = (Any if name in unchecked else _checkable(hints.get(name, Any)), field)
     return create_model("Arguments", __config__=ConfigDict(extra=extra, strict=True, protected_namespaces=()), **fields)  # type: ignore[typeddict-item]
 
 

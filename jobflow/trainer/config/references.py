@@ -2,8 +2,8 @@
 
 A value that consists of one reference becomes the referenced value, which may be a map or a list. Inside a longer string, the referenced value is
 inserted as a string. References may be chained. `${env:NAME, otherwise}` is an environment variable with a default. If the reference is the whole
-value, the variable is parsed as a YAML word, so that the result may be a number. Configurations have no other access to the environment. `$${` is a
-plain `${`.
+value, the variable is parsed as a YAML word, so that the result may be a number. Configurations have no other access to the environment.
+`${facts.NAME.size}` in model.arguments stays until the readers are opened. `$${` is a plain `${`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from jobflow.trainer.config.tree import DEFAULT, MISSING, Mark, Path, Problems, 
 
 _MARK = re.compile(r"\$\$\{|\$\{([^${}]*)\}|\$\{")
 _ENVIRONMENT = re.compile(r"env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?")
+#: a fact of the training samples, whose value is known after the readers are opened
+FACT = re.compile(r"\$\{facts\.(.+)\.(size|count)\}")
 _PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
@@ -90,6 +92,8 @@ class _References:
         text = inside.strip()
         if text.startswith("env:"):
             return _environment(text, alone)
+        if text.startswith("facts."):
+            return _fact(text, chain, alone)
         if not _PATH.fullmatch(text):
             raise _Broken(f'"${{{inside}}}" is not a reference', "write ${a.key}, ${env:NAME} or ${env:NAME, otherwise}")
         target: Path = tuple(text.split("."))
@@ -121,6 +125,15 @@ class _References:
         meant = close_key(target[-1], [*known, *owner]) if isinstance(owner, dict) else ""
         others = islice(walk(self.tree.plain), 1, 1000)
         return f'; did you mean "{dotted((*target[:-1], meant))}"?' if meant else did_you_mean(text, [dotted(path) for path, _ in others])
+
+
+def _fact(text: str, chain: tuple[Path, ...], alone: bool) -> str:
+    """Return a reference to a fact of the training samples unchanged; it is resolved after the readers are opened."""
+    if not FACT.fullmatch(f"${{{text}}}"):
+        raise _Broken(f'"${{{text}}}" is not a fact', "write such as ${facts.city.size} or ${facts.classes.count}")
+    if not alone or chain[0][:2] != ("model", "arguments") or len(chain[0]) < 3:
+        raise _Broken(f"${{{text}}} is known after the readers are opened, and only whole values in model.arguments may refer to it")
+    return f"${{{text}}}"
 
 
 def _environment(inside: str, alone: bool) -> Any:
