@@ -202,8 +202,8 @@ class CsvTable(CsvLines, Table):
     With `empty` "index" an empty category has the first index after the categories. With `unknown` "index" all other texts have the next index. By
     default an empty or unknown category is an error. Both are for all columns or by column. Without `header` the columns are named 0, 1, 2 ...
 
-    The file may be compressed with gzip. For an uncompressed file only the row offsets are kept in memory. Every `validation_every`-th row is for
-    validation.
+    Predictions repeat the columns `ids`, or have the number of the row. The file may be compressed with gzip. For an uncompressed file only the row
+    offsets are kept in memory. Every `validation_every`-th row is for validation.
     """
 
     suffixes = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -224,9 +224,10 @@ class CsvTable(CsvLines, Table):
         scale: Scale | None = None,
         dates: Dates | None = None,
         date_format: str | None = None,
+        ids: str | list[str] | None = None,
     ) -> None:
         CsvLines.__init__(self, path, delimiter, header)
-        rules = Rules(missing, scale, empty, unknown, dates, date_format)
+        rules = Rules(missing, scale, empty, unknown, dates, date_format, ids)
         Table.__init__(self, self.columns, self.height, fields, categories, dtypes, rules, (split, validation_every))
 
     def where(self, number: int) -> str:
@@ -247,6 +248,9 @@ class CsvTable(CsvLines, Table):
             masks = [[text.strip() in (("",) if name in self.categories else MISSING) for text in each] for name, each in texts.items()]
             parts.append(np.any(masks, 0))
         return np.concatenate(parts)
+
+    def cells_of(self, rows: Array, columns: Sequence[str]) -> dict[str, list[Any]]:
+        return dict(self._texts((rows + self._first).tolist(), columns))
 
     def moments(self, rows: Array, column: str) -> Array:
         texts = self._texts((rows + self._first).tolist(), [column])[column]

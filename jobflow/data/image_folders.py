@@ -95,6 +95,10 @@ class ImageFolders(Samples):
     def where(self, number: int) -> str:
         return f"{WHAT}: {self._files[self.number_in_file(number)]}: sample {number}"
 
+    def identities(self, indices: Array) -> dict[str, list[Any]]:
+        start = len(str(self._folder).rstrip("/")) + 1
+        return {"file": [str(self._files[number])[start:] for number in self._keep.numbers(indices).tolist()]}
+
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         if "images" in names:

@@ -51,7 +51,7 @@ class Parquet(Table):
     of the text among the sorted texts of the column, or in a list (`{species: [setosa, virginica]}`).
 
     `missing`, a rule or a rule by column (`{length: 0, width: mean}`), treats null and NaN. A rule is a number, "mean", "median", "drop" (the row is
-    no sample) or "error". `scale`, `dates` and `date_format` are those of the reader "csv".
+    no sample) or "error". `scale`, `dates`, `date_format` and `ids` are those of the reader "csv".
 
     With `empty` "index" an empty category has the first index after the categories. With `unknown` "index" all other texts have the next index. By
     default an empty or unknown category is an error. Both are for all columns or by column. Requested rows are read by row group and column; the
@@ -75,6 +75,7 @@ class Parquet(Table):
         scale: Scale | None = None,
         dates: Dates | None = None,
         date_format: str | None = None,
+        ids: str | list[str] | None = None,
     ) -> None:
         self._arrow, self.what, self._memory = optional("pyarrow", WHAT), f"{WHAT}: {path}", memory << 20
         if memory < 0:
@@ -91,7 +92,7 @@ class Parquet(Table):
         self._cached_bytes = 0
         self._lock = threading.Lock()
         keep = split, validation_every
-        rules = Rules(missing, scale, empty, unknown, dates, date_format)
+        rules = Rules(missing, scale, empty, unknown, dates, date_format, ids)
         super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, rules, keep)
 
     def where(self, number: int) -> str:
@@ -157,17 +158,22 @@ class Parquet(Table):
         mask: Array = column.is_null(nan_is_null=floats).to_numpy(zero_copy_only=False)
         return mask
 
-    def moments(self, rows: Array, column: str) -> Array:
-        which, result = np.searchsorted(self._starts, rows, "right") - 1, np.empty(len(rows), "datetime64[s]")
+    def cells_of(self, rows: Array, columns: Sequence[str]) -> dict[str, list[Any]]:
+        which, cells = np.searchsorted(self._starts, rows, "right") - 1, {name: [None] * len(rows) for name in columns}
         for index in np.unique(which):
             group, indices = self._groups[int(index)], np.flatnonzero(which == index)
-            inside = rows[indices] - group.start
-            cells = self._chunk(group, column).take(inside).to_pylist()
-            moments, wrong = moments_of(cells, self.date_format)
-            if wrong is not None:
-                raise DataError(f"{_place(group, int(inside[wrong]))}: {self.date_problem(column, str(cells[wrong]))}")
-            result[indices] = moments
-        return result
+            for name in columns:
+                values = self._chunk(group, name).take(rows[indices] - group.start).to_pylist()
+                for row, value in zip(indices.tolist(), values, strict=True):
+                    cells[name][row] = value
+        return cells
+
+    def moments(self, rows: Array, column: str) -> Array:
+        cells = self.cells_of(rows, [column])[column]
+        moments, wrong = moments_of(cells, self.date_format)
+        if wrong is not None:
+            raise DataError(f"{self.position(int(rows[wrong]))}: {self.date_problem(column, str(cells[wrong]))}")
+        return moments
 
     def values(self, numbers: Array, columns: Collection[str]) -> Values:
         which = np.searchsorted(self._starts, numbers, "right") - 1

@@ -91,6 +91,10 @@ class Samples(ABC):
         """Describe a sample and its source for messages."""
         return f"{self}: sample {number}"
 
+    def identities(self, indices: Array) -> dict[str, list[Any]]:
+        """Return columns that identify samples in predictions, such as {"file": [...]}; {} if their order suffices."""
+        return {}
+
     def number_in_file(self, number: int) -> int:
         """Return the number of a sample in the file, counted over all splits."""
         return int(self._keep.numbers(np.array([number]))[0])
@@ -256,6 +260,9 @@ class Subset(Samples):
 
     def where(self, number: int) -> str:
         return self._samples.where(int(self._numbers[number]))
+
+    def identities(self, indices: Array) -> dict[str, list[Any]]:
+        return self._samples.identities(self._numbers[indices])
 
     @property
     def facts(self) -> dict[str, Any]:

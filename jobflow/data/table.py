@@ -55,6 +55,8 @@ class Rules:
     unknown: Outsides = "error"
     dates: Dates | None = None
     date_format: str | None = None
+    #: columns that identify rows in predictions
+    ids: str | list[str] | None = None
 
 
 class Table(Samples):
@@ -79,6 +81,8 @@ class Table(Samples):
         self.columns, self._names = columns, [*columns, *self._dates]
         if len(set(columns)) < len(columns):
             raise DataError(f"{self}: two columns have the same name: {', '.join(columns)}.{self.columns_hint()}")
+        ids = [rules.ids] if isinstance(rules.ids, str) else rules.ids or []
+        self.ids = [checked_name(name, columns, f"{self}: ids: column") for name in ids]
         self._sources = {field: self._columns_of(field, source) for field, source in fields.items()}
         self.categories = self._categories(categories)
         used = {column: field for field in sorted(fields, key=LABELS.__ne__, reverse=True) for column in self._sources[field]}
@@ -135,6 +139,10 @@ class Table(Samples):
         """Return a mask of the rows of the file in which a value of one of these columns is missing."""
 
     @abstractmethod
+    def cells_of(self, rows: Array, columns: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the values of columns in these rows of the file as they are stored."""
+
+    @abstractmethod
     def moments(self, rows: Array, column: str) -> Array:
         """Return the dates of a column in these rows of the file as datetime64[s], NaT for a missing date; raise DataError for another value."""
 
@@ -155,6 +163,11 @@ class Table(Samples):
             self._check_required(array, columns, rows, name)
             arrays[name] = self._scaled(array, columns, field) if scaled else array
         return arrays
+
+    def identities(self, indices: Array) -> dict[str, list[Any]]:
+        rows = self._keep.numbers(indices)
+        rows = rows if self._complete is None else self._complete[rows]
+        return self.cells_of(rows, self.ids) if self.ids else {"row": rows.tolist()}
 
     def number_in_file(self, number: int) -> int:
         row = super().number_in_file(number)

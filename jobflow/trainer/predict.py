@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,8 @@ class Predicted:
     outputs: Mapping[str, Array]
     samples: int
     path: Path | None
+    #: columns that identify the samples, such as "file", "row" or an id
+    identities: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
 
 
 def predict(
@@ -66,9 +69,10 @@ def predict(
         if probabilities:
             outputs = {"probabilities" if name == "scores" else name: array for name, array in with_probabilities(jobs, outputs).items()}
         count = len(next(iter(outputs.values())))
+        identities = identified(samples, count, outputs)
         if output is not None and jobs.session.writes_files:
-            write(Path(output), outputs, classes_of(jobs, extra.get("facts", {})))
-        return Predicted(outputs, count, None if output is None else Path(output))
+            write(Path(output), outputs, classes_of(jobs, extra.get("facts", {})), identities)
+        return Predicted(outputs, count, None if output is None else Path(output), identities)
 
 
 def run_over(jobs: Jobs, samples: Samples | Stream, path: AnyPath) -> dict[str, Array]:
@@ -181,28 +185,35 @@ def arguments_for(name: str, source: AnyPath, training: Mapping[str, Any], neede
 # -------------------------------------------------------------------- output
 
 
-def write(path: Path, outputs: Mapping[str, Array], classes: Sequence[str]) -> None:
-    """Write the outputs to an .npz or .csv file atomically; an .npz file also contains the class names."""
+def identified(samples: Samples | Stream, count: int, outputs: Mapping[str, Array]) -> dict[str, list[Any]]:
+    """Return the columns that identify samples; a column with the name of an output is named "input_NAME"."""
+    columns = samples.identities(np.arange(count)) if isinstance(samples, Samples) else {}
+    return {f"input_{name}" if name in outputs or name in ("class", "classes") else name: values for name, values in columns.items()}
+
+
+def write(path: Path, outputs: Mapping[str, Array], classes: Sequence[str], identities: Mapping[str, Sequence[Any]]) -> None:
+    """Write the outputs to an .npz or .csv file atomically, with the columns that identify samples; an .npz file also contains the class names."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
         if path.suffix == ".npz":
-            arrays: dict[str, Any] = {**outputs, **({"classes": np.array(classes)} if classes else {})}
+            known = {name: np.array(values if name == "row" else list(map(str, values))) for name, values in identities.items()}
+            arrays: dict[str, Any] = {**known, **outputs, **({"classes": np.array(classes)} if classes else {})}
             np.savez(fresh, **arrays)
         else:
             with open(fresh, "w", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows(rows(outputs, classes))
+                csv.writer(file).writerows(rows(outputs, classes, identities))
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
 
 
-def rows(outputs: Mapping[str, Array], classes: Sequence[str]) -> Iterator[list[Any]]:
-    """Yield the header and the rows of a table with one column per output element.
+def rows(outputs: Mapping[str, Array], classes: Sequence[str], identities: Mapping[str, Sequence[Any]] | None = None) -> Iterator[list[Any]]:
+    """Yield the header and the rows of a table: columns that identify samples, and one column per output element.
 
-    If there are class scores or probabilities, the first column is the best class.
+    If there are class scores or probabilities, the first column of outputs is the best class.
     """
-    names, flat = [], []
+    names, flat = list(identities or {}), [list(values) for values in (identities or {}).values()]
     scores = outputs.get("scores", outputs.get("probabilities"))
     if scores is not None and scores.ndim == 2 and scores.shape[1] > 1:
         best = scores.argmax(axis=1)

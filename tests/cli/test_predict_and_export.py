@@ -62,7 +62,7 @@ def test_a_categorical_label_is_optional(run: Path, tmp_path: Path, kinds: bool,
     assert main([*words, str(tmp_path / "scores.csv")]) == 0
     assert "40 samples" in capfd.readouterr().out
     rows = read(tmp_path / "scores.csv")
-    assert list(rows[0]) == ["class", "scores_ash", "scores_beech", "scores_cedar"]
+    assert list(rows[0]) == ["row", "class", "scores_ash", "scores_beech", "scores_cedar"]
     assert np.mean([row["class"] == KINDS[k] for row, k in zip(rows, kind, strict=True)]) > 0.9
     assert main([*words, str(tmp_path / "shares.csv"), "--probabilities"]) == 0
     shares = [[float(row[f"probabilities_{name}"]) for name in KINDS] for row in read(tmp_path / "shares.csv")]

@@ -100,6 +100,15 @@ def test_dates_of_other_formats_and_types(tmp_path: Path) -> None:
         opened(tmp_path, "csv", {"d": ["24.12.2023"]}, **options).read([0])
 
 
+def test_rows_are_identified_by_their_number_or_by_columns(tmp_path: Path, reader: str) -> None:
+    samples = opened(tmp_path, reader, fields={"x": "b"}, missing={"a": "drop"}, split="validation", validation_every=2)
+    assert samples.identities(np.array([1, 0])) == {"row": [3, 0]}
+    samples = opened(tmp_path, reader, fields={"x": "b"}, ids="b")
+    assert [*map(str, samples.identities(np.array([2, 0]))["b"])] == ["30", "10"]
+    with pytest.raises(ArgumentError, match='ids: column "bb" does not exist'):
+        opened(tmp_path, reader, fields={"x": "b"}, ids=["bb"])
+
+
 def test_unknown_and_empty_categories_have_rules_by_column(tmp_path: Path, reader: str) -> None:
     columns = {"k": ["x", None, "q"], "m": ["x", "x", "x"]}
     options: dict[str, Any] = {"fields": {"k": "k", "m": "m"}, "categories": {"k": ["x"], "m": ["x"]}}

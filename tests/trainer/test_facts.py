@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,13 @@ def test_facts_size_the_model_of_training_evaluation_and_prediction(config: Path
     assert len(recorder.losses) == 4 and evaluate(one, place="validation").samples == 4
     new = tmp_path / "new.csv"
     new.write_text("area,city,sold\n30,Rom,2024-01-01\n,Ulm,2024-05-05\n")
+    ids = predict(one, Path(str(one.config.data.train.arguments["path"])), tmp_path / "all.csv").identities
+    assert ids == {"row": list(range(40))} and predict(one, "validation", tmp_path / "held.npz").identities == {"row": [0, 10, 20, 30]}
+    assert np.load(tmp_path / "held.npz")["row"].tolist() == [0, 10, 20, 30]
+    named = loaded(config, tmp_path / "one", "data.train.ids=id")
+    assert predict(named, "validation", tmp_path / "held.csv").identities == {"id": ["h0", "h10", "h20", "h30"]}
+    table = list(csv.DictReader((tmp_path / "held.csv").read_text().splitlines()))
+    assert [row["id"] for row in table] == ["h0", "h10", "h20", "h30"] and list(table[0]) == ["id", "class", "scores_0", "scores_1"]
     assert predict(one, new).outputs["scores"].shape == (2, 2), "an unknown city has an index, and the missing area the mean of training"
 
 
