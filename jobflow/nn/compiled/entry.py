@@ -19,11 +19,12 @@ from jobflow.nn.compiled.changing import ChangedValue, set_item
 from jobflow.nn.compiled.host_numbers import HostNumber, HostSample
 from jobflow.nn.compiled.outside import Cut, LaterBackward, Outside, ReleasedBackward, attach, is_open, seed
 from jobflow.nn.compiled.replay import Replay
-from jobflow.nn.compiled.snapshot import Snapshot
+from jobflow.nn.compiled.snapshot import Snapshot, Untraceable
 from jobflow.nn.compiled.tracing import Trace, Tracing
 from jobflow.nn.graph.graph import union
 from jobflow.nn.graph.running import Arguments, Built, Meta
 from jobflow.runtime.collection import collection_paused
+from jobflow.tensors.overlaps import Ranges, overlap
 from jobflow.tensors.run_values import HostList, HostValue, RunResults
 from jobflow.tensors.structures import replaced
 from jobflow.tensors.tape import TapeNode, note
@@ -56,6 +57,12 @@ class Entry:
         self.facts = list(map(_facts, self.compared))
         self.argument_of = {id(x): i for i, x in enumerate(tracing.call.tensors)}
         self.bound = {id(x) for x in self.tensors}
+        #: arguments that the function also reads elsewhere, by position
+        self.elsewhere = [(i, x) for i, x in enumerate(tracing.call.tensors) if _is_read_elsewhere(tracing, x)]
+        #: memory that arguments of a call must not share, because the plan writes to it, or to arguments
+        shown = [(binding.tensor, resident.array) for binding, resident in self.replay.bindings]
+        self.guarded_memory = Ranges(array for x, array in shown if id(x) in inside or id(x) in recorder.written or trace.written)
+        self.changes_memory = bool(recorder.written)
         self.guarded = [(x, elements.tobytes()) for x, elements in recorder.guarded.values()]
         self.seeds = [(draw.generator, draw.generator.seed) for draw in recorder.draws]
         read = [recorder.gradients[i][0] for i in recorder.gradients_read]
@@ -63,6 +70,8 @@ class Entry:
         self.reader_arguments = [(self.argument_of[id(x)], recorder.gradients[id(x)][1] is None) for x in read if id(x) in inside]
         self.had_gradient = [recorder.gradients[id(x)][1] is None for x in self.readers]
         self.states = [(optimizer, optimizer.state, pairs) for optimizer, pairs in recorder.stepped]
+        pairs = [pair for _, pairs in recorder.stepped for pair in pairs]
+        self.slots = [(mine, name, x) for _, mine in pairs for name, x in mine.items() if isinstance(x, Tensor)]
         self.added = {name: self.argument_of.get(id(x), x) for name, x in recorder.held.items()}
         self.returned = {id(x): i for i, x in enumerate(trace.outputs)}
         self.differentiated = [i for i, x in enumerate(trace.outputs) if (now := recorder.known(x))._needs_gradient and not is_open(now)]
@@ -74,6 +83,10 @@ class Entry:
         """Return the reason why a call cannot replay the plan, or "" if it can."""
         if any(id(x) in self.bound for x in call.tensors):
             return "an argument is a tensor that the function also reads elsewhere"
+        if any(call.tensors[i] is not x for i, x in self.elsewhere):
+            return "an argument was a tensor that the function also reads elsewhere, and is another tensor"
+        if self.changes_memory and self._shares_memory(call.tensors):
+            return "an argument shares memory with a tensor that the function overwrites"
         if [x._gradient is None for x in self.readers] != self.had_gradient:
             return "the grad of a parameter was None and is a tensor, or the reverse"
         if any((call.tensors[i]._gradient is None) != none for i, none in self.reader_arguments):
@@ -87,10 +100,19 @@ class Entry:
         for optimizer, state, pairs in self.states:
             if optimizer.state is not state or "step" in vars(optimizer) or any(state.get(p) is not mine for p, mine in pairs):
                 return f"the state of the optimizer {type(optimizer).__name__} was replaced, or the optimizer has hooks"
+        if any(mine.get(name) is not x for mine, name, x in self.slots):
+            return "a tensor in the state of an optimizer was replaced"
         for generator, before in self.seeds:
             if generator.seed != before:
                 return "the seed of the random numbers changed"
         return self.snapshot.changed()
+
+    def _shares_memory(self, tensors: Sequence[Tensor]) -> bool:
+        """Return True if an argument shares memory with a tensor that the plan writes to, or with an argument to which it writes."""
+        if any(self.guarded_memory.meet(x.array) for x in tensors):
+            return True
+        written = {id(tensors[i]) for i, _ in self.trace.written}
+        return bool(written) and overlap(tensors, written) is not None
 
     def stale(self) -> str:
         """Describe the first tensor whose type, layout, requires_grad or hooks changed since the trace; return "" if there is none."""
@@ -186,6 +208,23 @@ class Entry:
             return call.tensors[self.argument_of[id(x)]] if id(x) in self.argument_of else x
 
         return replaced(x, (Tensor, HostValue), filled)
+
+
+def _is_read_elsewhere(tracing: Tracing, x: Tensor) -> bool:
+    """Return True if the function may read the argument x elsewhere, too; raise Untraceable if x is the `grad` of a tensor that it reads."""
+    guards, recorder, items = tracing.guards, tracing.recorder, tracing.call.changing
+    if any(before is x for _, before in recorder.gradients.values()):
+        raise Untraceable(f"{tracing.tracer.name} reads the grad of a tensor that is also an argument; pass a clone()")
+    if recorder.is_constant(x):
+        return True
+    if guards.path_of(x) is None:
+        return False
+    held = [(watched, key) for watched in guards.watched.values() for key, each in watched.items() if each is x]
+    if not held and not any(item.read() is x for item in items):  # in a tuple, or a global variable
+        return True
+    return any(
+        guards.reads(watched, key) and (id(watched.target), 0 if watched.kind == "cell" else key) not in tracing.changing for watched, key in held
+    )
 
 
 def _spent(*_: Any) -> Any:

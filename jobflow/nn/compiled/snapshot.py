@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,10 @@ class Watched:
         if self.kind == "set":
             return tuple(target), ()
         return tuple(target), tuple(target.values())
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Iterate over the keys and values of the snapshot; a list has its indices, and a cell 0, as keys."""
+        yield from zip(self.keys or range(len(self.values)), self.values, strict=False)
 
     def restore(self) -> None:
         """Restore the container to its keys and values in the snapshot."""

@@ -372,6 +372,10 @@ class StepRecorder(OptimizerSteps, Building):
         """Register x, a tensor that the function creates with the same elements in every call, so that the plan can read x as a variable."""
         self._constants[id(x)] = x
 
+    def is_constant(self, x: Tensor) -> bool:
+        """Return True if x was registered as a constant of the function, such as the state of an optimizer."""
+        return id(x) in self._constants
+
     def _read_gradient(self, x: Tensor, owner: Tensor) -> Tensor:
         """Return the traced counterpart of x, the `grad` of `owner` before the call: a read of the variable for this gradient."""
         name = self.gradient_variable(owner)
@@ -430,6 +434,10 @@ class StepRecorder(OptimizerSteps, Building):
         """Note that the function replaces the `grad` of x, and store the old `grad`."""
         self.gradients.setdefault(id(x), (x, x._gradient))
         self._changed.add(id(x))
+
+    def replaces_gradient(self, x: Tensor) -> bool:
+        """Return True if the function replaces the `grad` of x, perhaps by an equal value."""
+        return id(x) in self._changed
 
     def gradient_of(self, x: Tensor) -> Tensor | None:
         """Return the `grad` of x; before the function replaces it, note that the function reads the old `grad`."""

@@ -27,6 +27,7 @@ from jobflow.nn.graph.graph import together
 from jobflow.nn.graph.running import Meta
 from jobflow.optim.optimizer import Optimizer
 from jobflow.tensors.host_arrays import numpy_sampling
+from jobflow.tensors.overlaps import overlap
 from jobflow.tensors.run_values import HostList, HostValue
 from jobflow.tensors.state import EagerState
 from jobflow.tensors.structures import replaced
@@ -159,7 +160,7 @@ class Tracing:
             outputs.setdefault(id(x), x)
         written = self._written(outputs)
         gradients = [self._gradient(x, before, outputs) for x, before in recorder.gradients.values()]
-        requiring = [self._required(x, before) for x, before in recorder.requiring.values() if x._needs_gradient != before]
+        requiring = [self._required(x, before) for x, before in recorder.requiring.values()]
         outside, released = trace_outside(recorder, list(outputs.values()))
         known = [each for each in gradients if each is not None]
         return Trace(recorder, guards, result, list(outputs.values()), effects, written, known, requiring, outside, released)
@@ -242,18 +243,12 @@ class Tracing:
         """
         recorder, written = self.recorder, []
         recorder.check_borrowed()
-        met = {**{id(x): x for x in self.call.tensors}, **{id(x): x for x in recorder.tensors.values()}}
-        showing: dict[int, list[Tensor]] = {}
-        for x in met.values():
-            if x._storage is not None:
-                showing.setdefault(id(x._storage), []).append(x)
+        if recorder.written and (pair := overlap([*self.call.tensors, *recorder.tensors.values(), *recorder.written.values()], recorder.written)):
+            x, other = pair
+            raise Untraceable(
+                f"{self.tracer.name} writes to a tensor {x.tensor_type} whose memory another tensor {other.tensor_type} shares; write to a clone()"
+            )
         for x in recorder.written.values():
-            shared = [other for other in showing.get(id(x._storage), ()) if other is not x]
-            if shared:
-                raise Untraceable(
-                    f"{self.tracer.name} writes to a tensor {x.tensor_type} whose memory another tensor {shared[0].tensor_type} "
-                    "shares; write to a clone()"
-                )
             now = recorder.known(x)
             if now.node is not None:
                 raise Untraceable(
@@ -275,9 +270,10 @@ class Tracing:
         """Restore `before`, the `grad` of x before the call, until the plan has run.
 
         Return x, or its position among the arguments, and the number of the output with its new `grad`.  Return None if `grad` is unchanged.
+        A function that sets `grad` to None does so in every call, also if `grad` was None in the traced call.
         """
         now, x._gradient = x._gradient, before
-        if x.traced is not None or now is before:
+        if x.traced is not None or (now is before and not (now is None and self.recorder.replaces_gradient(x))):
             return None
         position = self._position(x)
         who = x if position is None else position

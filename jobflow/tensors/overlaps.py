@@ -1,0 +1,56 @@
+"""Tests of whether tensors use the same bytes of memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Container, Iterable
+
+from jobflow.core.types import Array
+from jobflow.tensors.tensor import TensorBase
+
+
+def bounds(array: Array) -> tuple[int, int]:
+    """Return the addresses of the first byte of the elements, and of the byte after the last."""
+    if not array.size:
+        return 0, 0
+    first: int = array.__array_interface__["data"][0]
+    last = first + array.itemsize
+    for step, n in zip(array.strides, array.shape, strict=True):
+        if step < 0:
+            first += step * (n - 1)
+        else:
+            last += step * (n - 1)
+    return first, last
+
+
+def overlap(tensors: Iterable[TensorBase], written: Container[int]) -> tuple[TensorBase, TensorBase] | None:
+    """Return a pair of different tensors whose memory overlaps, the first of them written, or None.  `written` has ids of tensors."""
+    ranges = sorted(((*bounds(x.array), i, x) for i, x in enumerate({id(x): x for x in tensors}.values())), key=lambda each: each[:3])
+    open_: list[tuple[int, TensorBase]] = []
+    for first, last, _, x in ranges:
+        open_ = [(end, other) for end, other in open_ if end > first]
+        for _, other in open_:
+            if first < last and (id(x) in written or id(other) in written):
+                return (x, other) if id(x) in written else (other, x)
+        open_.append((last, x))
+    return None
+
+
+class Ranges:
+    """Sorted ranges of addresses, for a fast test of whether an array overlaps one of them."""
+
+    def __init__(self, arrays: Iterable[Array]) -> None:
+        self.firsts: list[int] = []
+        self.lasts: list[int] = []
+        for first, last in sorted(map(bounds, arrays)):
+            if self.lasts and first <= self.lasts[-1]:
+                self.lasts[-1] = max(self.lasts[-1], last)
+            else:
+                self.firsts.append(first)
+                self.lasts.append(last)
+
+    def meet(self, array: Array) -> bool:
+        """Return True if an element of `array` may lie in one of the ranges."""
+        first, last = bounds(array)
+        i = bisect_right(self.firsts, last - 1) - 1
+        return first < last and i >= 0 and self.lasts[i] > first

@@ -1,0 +1,105 @@
+"""Compiled functions whose tensors share memory, or whose gradients and optimizer state are replaced, equal eager functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import jobflow as flow
+from jobflow import nn
+
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _absent_gradient(compiled: Compile) -> list[float]:
+    model = nn.Linear(1, 1, bias=False)
+
+    def function(x: Any) -> Any:
+        model.zero_grad()
+        return model(x).sum()
+
+    function, results = compiled(function), []
+    for _ in range(3):
+        function(flow.ones(1, 1)).backward()
+        results.append(model.weight.grad.item())
+    return results
+
+
+def _gradients_by_turns(compiled: Compile) -> list[Any]:
+    a, b = nn.Parameter(flow.ones(1)), nn.Parameter(flow.ones(1))
+    optimizer = flow.optim.SGD([a, b], lr=0.1)
+
+    def step(x: Any, first: bool) -> Any:
+        optimizer.zero_grad()
+        ((a if first else b) * x).sum().backward()
+        optimizer.step()
+
+    step, results = compiled(step), []
+    for i in range(4):
+        step(flow.ones(1), i % 2 == 0)
+        results += [a.item(), b.item(), a.grad is None, b.grad is None]
+    return results
+
+
+def _required(compiled: Compile) -> list[bool]:
+    p = nn.Parameter(flow.ones(1), requires_grad=False)
+    function, results = compiled(lambda x: (p.requires_grad_(False), x * 2)[1]), []
+    for _ in range(3):
+        function(flow.ones(1))
+        results.append(p.requires_grad)
+        p.requires_grad_()
+    return results
+
+
+def _argument_read_elsewhere(compiled: Compile, writes: str) -> list[float]:
+    w = flow.ones(1)
+
+    def step(a: Any) -> Any:
+        if "a" in writes:
+            a.add_(1)
+        if "w" in writes:
+            w.add_(1)
+        return a + w
+
+    step, results = compiled(step), []
+    for argument in (flow.zeros(1), w, flow.zeros(1), w.detach(), w[:], flow.from_numpy(w.numpy()), w):
+        results += [step(argument).item(), w.item()]
+        w.fill_(10.0)
+    return results
+
+
+def _replaced_state(compiled: Compile) -> list[float]:
+    p = nn.Parameter(flow.zeros(1))
+    optimizer, results = flow.optim.SGD([p], lr=1.0, momentum=0.5), []
+
+    def step(x: Any) -> Any:
+        optimizer.zero_grad()
+        (p * x).sum().backward()
+        optimizer.step()
+
+    step = compiled(step)
+    for i in range(4):
+        if i == 2:
+            optimizer.state[p]["momentum_buffer"] = flow.full((1,), 100.0)
+        step(flow.ones(1))
+        results += [p.item(), optimizer.state[p]["momentum_buffer"].item()]
+    return results
+
+
+CASES: dict[str, Callable[[Compile], list[Any]]] = {
+    "grad is None before the trace": _absent_gradient,
+    "gradients by turns": _gradients_by_turns,
+    "requires_grad is False before the trace": _required,
+    "argument that is read elsewhere": lambda compiled: _argument_read_elsewhere(compiled, ""),
+    "overwritten argument that is read elsewhere": lambda compiled: _argument_read_elsewhere(compiled, "a"),
+    "argument that is overwritten elsewhere": lambda compiled: _argument_read_elsewhere(compiled, "w"),
+    "replaced state of an optimizer": _replaced_state,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_equal_the_results_of_the_eager_function(case: str) -> None:
+    flow.manual_seed(0)
+    assert CASES[case](flow.compile) == CASES[case](lambda function: function)
