@@ -21,7 +21,7 @@ OPTUNA = ["optuna>=4"]
 PYTEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100"]
 CUDA_WITHOUT_GPU = ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14"]
 TEST = [*PYTEST, *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD, *ONNX]
-TEST += ["safetensors>=0.5", "flatbuffers>=24.3", "einops>=0.8"]
+TEST += ["safetensors>=0.5", "flatbuffers>=24.3", "einops>=0.8", "onnxruntime>=1.20"]
 
 setup(
     name="jobflow-sbp",

@@ -39,6 +39,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         train="train the model of a YAML file, or resume its training",
         eval="measure a checkpoint on the data of its configuration",
         predict="run a checkpoint's predict job on files",
+        export="write a trained model as an ONNX, safetensors or npz file",
     ),
     "inspect": _commands(
         data="describe a file or the readers of a configuration, and find rows that cannot be read",

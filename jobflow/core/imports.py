@@ -36,7 +36,8 @@ def function_named(target: str) -> Callable[..., Any]:
             own = {word: value for word, value in vars(target_object).items() if (getattr(value, "__module__", None) or package).startswith(package)}
             known = [word for word, value in own.items() if callable(value) and not word.startswith("_")]
             listed = f"{name} has: {', '.join(known)}" if 0 < len(known) <= 20 else ""
-            names = known or [word for word in dir(target_object) if not word.startswith("_")]  # of a package with lazy imports
+            lazy = [word for word in dir(target_object) if not word.startswith("_")] if hasattr(target_object, "__getattr__") else []
+            names = [*known, *lazy] or [word for word in dir(target_object) if not word.startswith("_")]
             raise ImportFailedError(f"{name} has no {part}{did_you_mean(part, names)}", listed)
         target_object = getattr(target_object, part)
     if not callable(target_object):

@@ -42,14 +42,14 @@ def to_npz(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[
     NumPy has no bfloat16, so these tensors are written as float32.
     """
     names = selected(patterns, source)
-    _to_file(path, replace, lambda file: _write_npz(file, source, names))
+    to_file(path, replace, lambda file: _write_npz(file, source, names))
     return [name for name in names if source.stored[name].type.dtype is bfloat16]
 
 
 def to_safetensors(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",), *, replace: bool = False) -> list[str]:
     """Write tensors to one .safetensors file atomically; return [], because no element type is converted."""
     names = selected(patterns, source)
-    _to_file(path, replace, lambda file: _write_safetensors(file, source, names))
+    to_file(path, replace, lambda file: _write_safetensors(file, source, names))
     return []
 
 
@@ -61,7 +61,7 @@ def _write_safetensors(path: Path, source: Checkpoint, names: Sequence[str]) -> 
     files_of().write(path, chain([header], (bytes_of(storable(name, source[name])) for name in order)))
 
 
-def _to_file(path: str | os.PathLike[str], replace: bool, write: Callable[[Path], None]) -> None:
+def to_file(path: str | os.PathLike[str], replace: bool, write: Callable[[Path], None]) -> None:
     """Write a temporary file, and rename it to the path in one step; raise CheckpointError if the path exists and must not be replaced."""
     target = _local(path, "export")
     if target.is_dir() or (target.exists() and not replace):

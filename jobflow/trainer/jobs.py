@@ -78,6 +78,8 @@ class Jobs:
     fields: Fields = field(default_factory=dict)
     #: names of the model's metrics, after a job has been traced
     metrics: tuple[str, ...] = ()
+    #: names of the outputs of a prediction, after a predict job has been traced
+    outputs: tuple[str, ...] = ()
     #: parameters and other variables of the model by name, after the train job has been traced
     variables: Mapping[str, Variable] = field(default_factory=dict)
     _made: dict[tuple[str, int, tuple[str, ...]], Job] = field(default_factory=dict)
@@ -115,6 +117,10 @@ class Jobs:
     def prediction(self, rows: int, fields: Fields | None = None) -> Job:
         """Return the job that computes the scores of `rows` samples without labels."""
         return self._job(PREDICTION, rows, self.network.inputs(self.fields if fields is None else fields))
+
+    def exported(self, rows: int) -> Job:
+        """Return the predict job for `rows` samples in the consistent view and in float32, without a strategy."""
+        return self._declared(PREDICTION, rows, self.network.inputs(self.fields), plain=True)
 
     def arguments(self, job: Job, batch: Mapping[str, Any]) -> list[Any]:
         """Convert a batch to the arguments of a job; in the mirrored view, one array per rank."""
@@ -254,7 +260,9 @@ class Jobs:
         return outputs
 
     def _predicted(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return dict(self.network(batch))
+        results = dict(self.network(batch))
+        self.outputs = tuple(results)
+        return results
 
 
 def _weighed(loss: Any, like: Any) -> Any:

@@ -74,6 +74,37 @@ def test_an_exported_file_computes_the_results_of_the_job(fresh: None, tmp_path:
         np.testing.assert_allclose(result, reference, rtol=2e-5, atol=1e-6)
 
 
+class Net(flow.nn.Module):
+    """A module with statistics, dropout and two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = flow.nn.Sequential(flow.nn.Conv2d(3, 4, 3), flow.nn.BatchNorm2d(4), flow.nn.ReLU(), flow.nn.Dropout(0.5), flow.nn.Flatten())
+        self.last = flow.nn.Linear(196, 5)
+
+    def forward(self, images: Any) -> dict[str, Any]:
+        scores = self.last(self.layers(images))
+        return {"scores": scores, "best": scores.argmax(1)}
+
+
+def test_an_exported_module_computes_its_outputs_in_evaluation_mode(tmp_path: Path) -> None:
+    net, x, file = Net(), flow.randn(2, 3, 9, 9), tmp_path / "deep" / "net.onnx"
+    net(x)
+    flow.onnx.export(net, (x,), file)
+    assert net.training and net.layers[3].training
+    model = onnx.load(file)
+    assert [entry.name for entry in model.graph.output] == ["scores", "best"]
+    scores, best = ReferenceEvaluator(model).run(None, {"images": x.numpy()})
+    expected = net.eval()(x)
+    np.testing.assert_allclose(scores, expected["scores"].numpy(), rtol=2e-5, atol=1e-6)
+    np.testing.assert_array_equal(best, expected["best"].numpy())
+    flow.onnx.export(net.last, flow.ones(1, 196), str(file))
+    assert [entry.name for entry in onnx.load(file).graph.output] == ["output"]
+    for inputs, message in {(): r"the inputs of Net are \(\); pass a tensor", (x, x): "forward of Net and 2 inputs: too many positional"}.items():
+        with pytest.raises(ArgumentError, match=message):
+            flow.onnx.export(net, inputs, file)
+
+
 def test_jobs_that_cannot_be_exported_raise(fresh: None, tmp_path: Path) -> None:
     file = str(tmp_path / "net.onnx")
 

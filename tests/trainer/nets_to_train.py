@@ -25,6 +25,12 @@ def reduced(x: Any, labels: Any = None) -> dict[str, Any]:
     return {"loss": flow.math.reduce_mean(outputs["loss"]), "accuracy": flow.math.reduce_mean(outputs["accuracy"]), "mean": x}
 
 
+def sorted_scores(x: Any, labels: Any = None) -> dict[str, Any]:
+    """Return sorted scores."""
+    outputs = plain(x, labels)
+    return outputs if labels is not None else {"scores": flow.sort(outputs["scores"])}
+
+
 def summed(x: Any, labels: Any = None) -> dict[str, Any]:
     """Return the same as a sum over the batch of 26 samples."""
     outputs = plain(x, labels)
