@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Export, and print a summary on rank 0."""
     from jobflow.core.errors import counted
     from jobflow.runtime.world.launched import launched
-    from jobflow.trainer.export import export
+    from jobflow.trainer.exporting import export
 
     result, started = export(loaded_from(options), options.to, options.checkpoint, rows=options.batch_size, replace=options.force), launched()
     if started is not None and started.rank > 0:

@@ -17,7 +17,7 @@ from jobflow.core.errors import JobError
 from jobflow.data.readers import open_reader
 from jobflow.storage.export import open_any
 from jobflow.trainer.config import Loaded
-from jobflow.trainer.export import export
+from jobflow.trainer.exporting import export
 from jobflow.trainer.predict import predict
 
 LISTED = CONFIG[CONFIG.index("model:") : CONFIG.index("data:")]
