@@ -15,6 +15,7 @@ from short_runs import CONFIG, loaded, run, write_config
 from jobflow.cli import main
 from jobflow.core.errors import JobError
 from jobflow.data.readers import open_reader
+from jobflow.data.samples import Samples
 from jobflow.storage.export import open_any
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.exporting import export
@@ -75,7 +76,9 @@ def test_onnxruntime_computes_the_predictions(tmp_path: Path) -> None:
         run(config)
         path = export(config, tmp_path / f"{model[15:]}.onnx", rows=297).path
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        images = open_reader("digits", split="test").read(np.arange(297))["images"]
+        digits = open_reader("digits", split="test")
+        assert isinstance(digits, Samples)
+        images = digits.read(np.arange(297))["images"]
         (scores,) = session.run(["scores"], {"images": images})
         np.testing.assert_allclose(scores, predict(config, "test").outputs["scores"], rtol=1e-3, atol=1e-4)
 
