@@ -14,7 +14,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, PlacementError
 from jobflow.core.layout import B, Layout, Placement
-from jobflow.core.types import Array, DType, dtype_named
+from jobflow.core.types import Array, DType, dtype_named, dtype_of
 from jobflow.functional import values
 from jobflow.functional.devices import device
 from jobflow.functional.gradients import detach
@@ -24,6 +24,8 @@ from jobflow.tensors.convert import convert
 from jobflow.tensors.state import EagerState
 from jobflow.tensors.tensor import Size
 
+#: the key of metadata in a safetensors file, which is not the name of an array
+RESERVED = "__metadata__"
 #: the identity of the elements of a tensor in memory
 Memory = tuple[Any, ...]
 
@@ -42,22 +44,23 @@ class Encoder:
         #: names of arrays by the memory of a tensor, and the tensors of each name
         self.names: dict[Memory, str] = {}
         self.tensors: dict[str, list[Tensor]] = {}
+        #: ids of the containers around the present item
+        self._open: set[int] = set()
 
     def encoded(self, item: Any, path: str = "") -> Any:
         """Return the JSON tree of `item`, which is at `path` in the structure; raise ArgumentError for an object that cannot be saved."""
-        if item is None or isinstance(item, bool | str) or type(item) is int:
+        if item is None or isinstance(item, bool) or type(item) is int:
             return item
+        if isinstance(item, str):
+            return self._text(item, path)
         if isinstance(item, np.ndarray | np.generic):
-            return {"array": self._keep(path, np.asarray(item)), "scalar": isinstance(item, np.generic)}
+            return {"array": self._keep(path, self._elements(np.asarray(item), path)), "scalar": isinstance(item, np.generic)}
         if isinstance(item, float):
             return item if math.isfinite(item) else {"float": repr(item)}
         if isinstance(item, Tensor):
             return self._tensor(item, path)
-        if isinstance(item, Mapping):
-            kind = "ordered" if isinstance(item, OrderedDict) else "counter" if isinstance(item, Counter) else "dict"
-            return {kind: [[self.encoded(key, path), self.encoded(value, _below(path, key))] for key, value in item.items()]}
-        if isinstance(item, list | tuple | set | frozenset):
-            return self._sequence(item, path)
+        if isinstance(item, Mapping | list | tuple | set | frozenset):
+            return self._container(item, path)
         match item:
             case DType():
                 return {"dtype": item.name}
@@ -71,6 +74,36 @@ class Encoder:
             f"{self.what}: a {type(item).__name__} at {path or 'the top'} cannot be saved; pass dicts, lists, tuples, sets, strings, numbers, arrays "
             f"and tensors, and the state_dict() of a module instead of the module"
         )
+
+    def _text(self, text: str, path: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ArgumentError(f"{self.what}: the string {text!r} at {path or 'the top'} is not valid Unicode; pass it as bytes") from None
+        return text
+
+    def _elements(self, array: Array, path: str) -> Array:
+        """Return the array; raise ArgumentError for an element type that `load` cannot restore."""
+        try:
+            dtype_of(array.dtype)
+        except (KeyError, TypeError):
+            raise ArgumentError(
+                f"{self.what}: the array at {path or 'the top'} has elements of type {array.dtype}, which jobflow lacks; convert it with astype()"
+            ) from None
+        return array
+
+    def _container(self, item: Any, path: str) -> Any:
+        if id(item) in self._open:
+            raise ArgumentError(f"{self.what}: the {type(item).__name__} at {path or 'the top'} contains itself; remove the reference to itself")
+        self._open.add(id(item))
+        try:
+            return self._mapping(item, path) if isinstance(item, Mapping) else self._sequence(item, path)
+        finally:
+            self._open.discard(id(item))
+
+    def _mapping(self, item: Mapping[Any, Any], path: str) -> Any:
+        kind = "ordered" if isinstance(item, OrderedDict) else "counter" if isinstance(item, Counter) else "dict"
+        return {kind: [[self.encoded(key, path), self.encoded(value, _below(path, key))] for key, value in item.items()]}
 
     def _sequence(self, item: Any, path: str) -> Any:
         items = [self.encoded(value, _below(path, i)) for i, value in enumerate(item)]
@@ -105,7 +138,7 @@ class Encoder:
         return convert(self.here, x, Layout(Placement("cpu", (self.rank,)), (B,)), "save")
 
     def _keep(self, path: str, array: Array) -> str:
-        name, number = path or "value", 1
+        name, number = path if path not in ("", RESERVED) else "value", 1
         while name in self.arrays:
             number += 1
             name = f"{path}#{number}"
