@@ -23,6 +23,7 @@ from jobflow.storage.remote import AnyPath, path_of
 from jobflow.storage.series import TRIES, Series
 from jobflow.storage.untrusted import whole
 from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.config.keys import default_at
 from jobflow.trainer.facts import sizes_of
 from jobflow.trainer.fingerprint import Fingerprint
 
@@ -268,7 +269,8 @@ def _free(directory: AnyPath) -> AnyPath:
 
 def check_same(path: AnyPath, then: Mapping[str, Any], loaded: Loaded) -> None:
     """Raise ConfigError with every difference if the checkpoint's configuration and the current configuration determine different losses."""
-    now, before = plainly(loaded.plain), plainly(then)
+    now = plainly(loaded.plain)
+    before = completed(plainly(then), now, (), loaded.plain)
     wrong = [line for key in FIXED for line in differences(key, _at(before, key), _at(now, key), loaded.origins)]
     if wrong:
         listed = "\n".join(f"  {line}" for line in wrong)
@@ -276,6 +278,14 @@ def check_same(path: AnyPath, then: Mapping[str, Any], loaded: Loaded) -> None:
             f"{path} belongs to another run, so training cannot resume from it:\n{listed}\n"
             f"restore these values, use another output directory, or start again with --resume never (the checkpoints are renamed)"
         )
+
+
+def completed(before: Any, now: Any, path: tuple[str, ...], whole: Any) -> Any:
+    """Return `before`, the configuration at `path` of an earlier release, with the defaults of keys that only `now` has; `whole` has all keys."""
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return before
+    added = {name: plainly(default_at((*path, name), whole)) for name in now if name not in before}
+    return {**added, **{name: completed(value, now.get(name), (*path, name), whole) for name, value in before.items()}}
 
 
 def differences(key: str, before: Any, now: Any, origins: Mapping[str, Any]) -> list[str]:

@@ -48,7 +48,11 @@ def test_models_on_two_ranks_equal_pytorch(case: Case) -> None:
             check(case, each, how, FILE)
 
 
-@pytest.mark.parametrize("case", EVERY)
+#: without tables that write to their rows, which an optimizer of a graph must not update
+GRAPHS = [case for case in EVERY if not str(case.id).endswith("_limited")]
+
+
+@pytest.mark.parametrize("case", GRAPHS)
 def test_models_in_graphs_equal_pytorch(case: Case) -> None:
     expected = {name: x for name, x in reference(case, FILE).items() if not name.startswith("input/")}
     for results in on_ranks(2, lambda rank: run_in_graph(case, _split(0), FILE)):
