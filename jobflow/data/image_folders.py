@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError
 from jobflow.core.extras import optional
 from jobflow.core.types import Array, float32, int32
@@ -17,7 +18,7 @@ from jobflow.data.samples import Field, Keep, Samples, Split
 from jobflow.data.waiting import one_by_one
 from jobflow.expressions import philox
 from jobflow.storage.remote import AnyPath, RemotePath, local_copy, path_of
-from jobflow.storage.untrusted import IMAGE, open_regular
+from jobflow.storage.untrusted import IMAGE, Fault, open_regular
 
 WHAT = 'reader "images"'
 fault = fault_of(WHAT)
@@ -57,10 +58,11 @@ class ImageFolders(Samples):
         validation_every: int = 10,
         orientation: bool = True,
     ) -> None:
-        self._pillow, self._copies = pillow(), dict[RemotePath, Path]()
+        pillow()  # a missing package is reported when the reader is opened
+        self._copies = dict[RemotePath, Path]()
         self._folder, self._size, self._channels, self.what = path_of(path), size, channels, f"{WHAT}: {path_of(path)}"
-        self._orientation = orientation
         self._resize = size if resize is None else resize
+        self._decoder = Decoder(size, channels, self._resize, orientation, crop == "random", flip)
         self._random, self._flip, self._key = crop == "random", flip, philox.key_of(seed, "augmentation")
         self._check(crop, mean, deviation)
         self._mean, self._deviation = _per_channel(mean or [0.0] * channels), _per_channel(deviation or [1.0] * channels)
@@ -119,44 +121,67 @@ class ImageFolders(Samples):
             self._copies[file] = local_copy(file)
         return self._copies[file]
 
-    def _decoded(self, opened: Any) -> Any:
-        """Return an opened image as a Pillow image with pixels in 0..255: bytes, or floats for more than 8 bits."""
-        white = white_of(opened)
-        if white == BYTE:
-            opened.draft(MODES[self._channels], (self._resize, self._resize))  # decodes JPEG at the nearest larger scale
-            image = opened.convert(MODES[self._channels])
-        else:
-            image = self._pillow.fromarray(deep_grey(opened, white))
-        return upright(image, opened, self._pillow.Transpose) if self._orientation else image
-
     def _image(self, file: AnyPath, random_words: Array | None) -> Array:
         """Return the cropped square of an image as float32[channels, size, size] in 0..1.
 
         `random_words` determine a random crop and flip; with None, the square is in the centre and not mirrored.
         """
+        with open_regular(self._near(file), fault) as content:
+            return self._decoder.square(content, str(file), fault, random_words)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder of image files to squares; `crop` and `flip` make random choices possible."""
+
+    size: int
+    channels: int
+    #: pixels of the shorter side before the crop
+    resize: int
+    orientation: bool = True
+    crop: bool = False
+    flip: bool = False
+
+    def square(self, content: BinaryIO, name: str, fault: Fault, random_words: Array | None = None) -> Array:
+        """Return the cropped square of an image file as float32[channels, size, size] in 0..1; raise the error of `fault` for a damaged file.
+
+        `random_words` determine a random crop and flip; with None, the square is in the centre and not mirrored.
+        """
+        image_module = pillow()
         try:
-            with open_regular(self._near(file), fault) as content, self._pillow.open(content, formats=FORMATS) as opened:
-                IMAGE.check(opened.width * opened.height, f"{file}", fault)
-                image = self._decoded(opened)
+            with image_module.open(content, formats=FORMATS) as opened:
+                IMAGE.check(opened.width * opened.height, name, fault)
+                image = self._decoded(opened, image_module)
         except DataError as error:
-            raise error if str(file) in str(error) else fault(f"{file}: {error}") from None
-        except self._pillow.UnidentifiedImageError:
-            raise fault(f"{file} cannot be read as an image: it has none of the formats {', '.join(FORMATS)}; convert or remove the file") from None
+            raise error if name in str(error) else fault(f"{name}: {error}") from None
+        except image_module.UnidentifiedImageError:
+            raise fault(f"{name} cannot be read as an image: it has none of the formats {', '.join(FORMATS)}; convert or remove the file") from None
         except Exception as error:  # a broken image can raise any exception in the decoder
-            raise fault(f"{file} cannot be read as an image: {error}; replace or remove the file") from error
-        factor = self._resize / min(image.size)
-        sides = [max(self._resize, round(side * factor)) for side in image.size]
-        image = image.resize(sides, self._pillow.Resampling.BILINEAR)
-        free = [side - self._size for side in sides]
+            raise fault(f"{name} cannot be read as an image: {error}; replace or remove the file") from error
+        return self._cropped(image, image_module.Resampling.BILINEAR, random_words)
+
+    def _decoded(self, opened: Any, image_module: Any) -> Any:
+        """Return an opened image as a Pillow image with pixels in 0..255: bytes, or floats for more than 8 bits."""
+        white = white_of(opened)
+        if white == BYTE:
+            opened.draft(MODES[self.channels], (self.resize, self.resize))  # decodes JPEG at the nearest larger scale
+            image = opened.convert(MODES[self.channels])
+        else:
+            image = image_module.fromarray(deep_grey(opened, white))
+        return upright(image, opened, image_module.Transpose) if self.orientation else image
+
+    def _cropped(self, image: Any, resampling: Any, random_words: Array | None) -> Array:
+        factor = self.resize / min(image.size)
+        sides = [max(self.resize, round(side * factor)) for side in image.size]
+        free = [side - self.size for side in sides]
         left, top = (
             (int(word) % (n + 1) for word, n in zip(random_words[:2], free, strict=True))
-            if random_words is not None and self._random
+            if random_words is not None and self.crop
             else (n // 2 for n in free)
         )
-        square = np.asarray(image, np.float32)[top : top + self._size, left : left + self._size].reshape(self._size, self._size, -1) / np.float32(
-            BYTE
-        )
-        if self._flip and random_words is not None and random_words[2] & 1:
+        pixels = np.asarray(image.resize(sides, resampling), np.float32)[top : top + self.size, left : left + self.size]
+        square = pixels.reshape(self.size, self.size, -1) / np.float32(BYTE)
+        if self.flip and random_words is not None and random_words[2] & 1:
             square = square[:, ::-1]
         return square.transpose(2, 0, 1)
 

@@ -24,6 +24,7 @@ from jobflow.data.samples import Columns, Samples, Split, Stream, checked_name
 from jobflow.data.table import Table
 from jobflow.data.text import Text
 from jobflow.data.waiting import notice_if_long
+from jobflow.data.webdataset import WebDataset
 from jobflow.storage.npy import in_archive, in_file
 from jobflow.storage.remote import AnyPath, path_of
 
@@ -81,6 +82,7 @@ READERS: dict[str, Any] = {
     "images": ImageFolders,
     "text": Text,
     "ofrecord": OfRecord,
+    "webdataset": WebDataset,
     "python": python_source,
 }
 

@@ -33,6 +33,8 @@ _BY_SUFFIX = {suffix: name for name, made in READERS.items() for suffix in getat
 OUTPUTS = (".npz", ".csv")
 #: arguments and facts of tables by column
 BY_COLUMN = ("categories", "missing", "scale", "empty", "unknown", "dates")
+#: arguments of readers for labels, splits and random changes of training samples
+OF_TRAINING = ("split", "validation_every", "classes", "labels", "flip", "shuffle")
 #: the largest number of bytes of a character
 LONGEST = 4
 #: the input field of language models
@@ -169,9 +171,7 @@ def arguments_for(name: str, source: AnyPath, training: Mapping[str, Any], neede
     `training` are the arguments of the training reader. The result omits arguments for labels, data splits and random flips.
     """
     legal = inspect.signature(READERS[name]).parameters
-    arguments = {
-        key: value for key, value in training.items() if key in legal and key not in ("split", "validation_every", "classes", "labels", "flip")
-    }
+    arguments = {key: value for key, value in training.items() if key in legal and key not in OF_TRAINING}
     for key in ("fields", "dtypes", "scale", "columns", "features"):
         if (key != "scale" or not is_table(name)) and isinstance(arguments.get(key), Mapping):
             arguments[key] = {field: value for field, value in arguments[key].items() if (field in needed if needed else field != LABELS)}

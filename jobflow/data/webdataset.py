@@ -1,0 +1,196 @@
+"""The reader "webdataset": samples from tar files, read in sequence; nothing is extracted, and no code of a file runs."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import ArgumentError, DataError, did_you_mean
+from jobflow.core.types import Array
+from jobflow.data.files import fault_of, files_at
+from jobflow.data.image_folders import MODES, Decoder
+from jobflow.data.samples import Stream
+from jobflow.data.stacking import field_of
+from jobflow.storage.remote import AnyPath, path_of
+from jobflow.storage.untrusted import RECORD, json_tree, open_regular
+
+WHAT = 'reader "webdataset"'
+fault = fault_of(WHAT)
+#: endings of entries with a decoder, and endings of files that run code when they are read
+DECODED, CODE = ("jpg", "jpeg", "png", "npy", "json", "txt", "cls"), ("pkl", "pickle", "pyd", "pth", "pt", "dill")
+#: bytes of an extended header, which tarfile reads into memory
+HEADER = 1 << 20
+_EXTENDED = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_SPARSE)
+
+
+class WebDataset(Stream):
+    """A stream of samples from tar files: one file, or all `.tar` files in a folder in the order of their names.
+
+    Consecutive entries with the same name up to the first point are a sample. `fields` maps fields to the rest of the name, such as `{images: jpg,
+    labels: cls}`. `jpg` and `png` become float32[channels, size, size] in 0..1, as in the reader "images". `npy` becomes an array, without pickle.
+    `cls` and `json` are a number or a list of numbers, and `json:box.width` one inside of the JSON. `txt` becomes int32[length]: bytes of UTF-8, then
+    zeros.
+
+    `shuffle` is the number of samples among which the next one is chosen. The choice and the order of files are a function of `seed` and the epoch.
+    """
+
+    def __init__(
+        self, path: str, fields: dict[str, str], size: int = 224, channels: Literal[1, 3] = 3, length: int = 256, shuffle: int = 0, seed: int = 0
+    ) -> None:
+        self.what = f"{WHAT}: {path}"
+        if channels not in MODES or min(size, length) < 1 or shuffle < 0:
+            raise ArgumentError(f"{WHAT}: channels must be 1 or 3, size and length at least 1, and shuffle at least 0")
+        if not isinstance(fields, Mapping) or not fields:
+            raise ArgumentError(f"{WHAT}: fields must be a dict of endings by field, such as {{images: jpg, labels: cls}}, not {fields!r}")
+        self._endings = {field: _ending(field, ending) for field, ending in fields.items()}
+        self._decoder, self._length, self._shuffle, self._seed = Decoder(size, channels, size), length, shuffle, seed
+        self._files = files_at(path_of(path), "*.tar", fault)
+        first = next(self._samples_of(self._files), None)
+        if first is None:
+            raise fault(f"{path} has no sample with {', '.join(sorted({ending for ending, _ in self._endings.values()}))}; correct path or fields")
+        self.fields = {field: field_of(value, lambda row, field=field: f'{self}: sample 0, field "{field}"') for field, value in first.items()}
+
+    def samples(self, epoch: int) -> Iterator[Mapping[str, Array]]:
+        if not self._shuffle:
+            yield from self._samples_of(self._files)
+            return
+        random = np.random.default_rng([self._seed, epoch])
+        waiting: list[Mapping[str, Array]] = []
+        for sample in self._samples_of([self._files[i] for i in random.permutation(len(self._files))]):
+            waiting.append(sample)
+            if len(waiting) > self._shuffle:
+                yield _popped(waiting, random)
+        while waiting:
+            yield _popped(waiting, random)
+
+    def _samples_of(self, files: list[AnyPath]) -> Iterator[Mapping[str, Array]]:
+        used = {ending for ending, _ in self._endings.values()}
+        for file in files:
+            name, content = "", dict[str, bytes]()
+            for entry in entries_of(file, used):
+                if entry.sample != name and content:
+                    yield self._decoded(file, name, content)
+                    content = {}
+                name = entry.sample
+                content[entry.ending] = entry.content
+            if content:
+                yield self._decoded(file, name, content)
+
+    def _decoded(self, file: AnyPath, name: str, content: Mapping[str, bytes]) -> dict[str, Array]:
+        sample: dict[str, Array] = {}
+        for field, (ending, inside) in self._endings.items():
+            where = f"{file}: {name}.{ending}"
+            if ending not in content:
+                raise fault(f'{file}: sample "{name}" has no entry {ending}, only {", ".join(content)}; complete or remove the sample')
+            sample[field] = self._value(ending.rpartition(".")[2], content[ending], inside, where)
+        return sample
+
+    def _value(self, kind: str, content: bytes, inside: str, where: str) -> Array:
+        if kind == "npy":
+            return _array(content, where)
+        if kind not in ("txt", "cls", "json"):
+            return self._decoder.square(io.BytesIO(content), where, fault)
+        if kind == "txt":
+            data = np.frombuffer(content[: self._length], np.uint8)
+            return np.pad(data, (0, self._length - len(data))).astype(np.int32)
+        return _scalars(content, inside, where)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file in a tar file: the name of its sample, the rest of its name, and its bytes."""
+
+    sample: str
+    ending: str
+    content: bytes
+
+
+class _Info(tarfile.TarInfo):
+    """A header that is refused if tarfile would read a long extension into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Info:
+        info = super().frombuf(buf, encoding, errors)
+        if info.type in _EXTENDED and (info.size > HEADER or info.type == tarfile.GNUTYPE_SPARSE):
+            raise DataError(f"an extended header of type {info.type!r} has {info.size:,} bytes; pack plain files with short names")
+        return info
+
+
+def entries_of(file: AnyPath, endings: set[str]) -> Iterator[Entry]:
+    """Yield the entries with these endings in the order of the file; raise DataError for a damaged file, and for links and devices."""
+    with open_regular(file, fault) as content:
+        try:
+            archive = tarfile.open(fileobj=content, mode="r|", tarinfo=_Info)  # noqa: SIM115 - the file is closed by its own block
+            while (info := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # a stream needs no list of all entries
+                if info.isdir():
+                    continue
+                if not info.isreg():
+                    raise fault(f"{file}: {info.name:.200} is a link or a device; pack regular files")
+                folder, _, base = info.name.rpartition("/")
+                sample, _, ending = base.partition(".")
+                if ending.lower() in endings:
+                    RECORD.check(info.size, f"{file}: {info.name:.200}", fault)
+                    data = archive.extractfile(info)
+                    yield Entry(f"{folder}/{sample}" if folder else sample, ending.lower(), b"" if data is None else data.read())
+        except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+            if isinstance(error, DataError):
+                raise error if str(file) in str(error) else fault(f"{file}: {error}") from None
+            raise fault(f"{file} is not a complete tar file: {error}; replace it, and unpack .tar.gz files to .tar") from error
+
+
+def _ending(field: str, ending: str) -> tuple[str, str]:
+    """Return the ending of an entry in lower case, and the keys inside of its JSON; raise ArgumentError if no decoder reads it."""
+    name, _, inside = str(ending).partition(":")
+    kind = name.lower().rpartition(".")[2]
+    if kind in CODE:
+        raise ArgumentError(f'{WHAT}: field "{field}": files .{kind} can run code when they are read; save arrays as .npy')
+    if kind not in DECODED or (inside and kind != "json"):
+        raise ArgumentError(
+            f'{WHAT}: field "{field}": there is no decoder for "{ending}"{did_you_mean(kind, DECODED) or ";"} there are {", ".join(DECODED)}'
+        )
+    return name.lower(), inside
+
+
+def _popped(waiting: list[Mapping[str, Array]], random: np.random.Generator) -> Mapping[str, Array]:
+    """Remove a random sample from a list, and return it."""
+    index = int(random.integers(len(waiting)))
+    waiting[index], waiting[-1] = waiting[-1], waiting[index]
+    return waiting.pop()
+
+
+def _array(content: bytes, where: str) -> Array:
+    """Return the array of an .npy file; its size is checked before memory is allocated."""
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, by_columns, dtype = read(file)
+    except Exception as error:  # noqa: BLE001 - a damaged header can raise any exception
+        raise fault(f"{where} is not a complete .npy file: {error}; replace it") from None
+    rest = memoryview(content)[file.tell() :]
+    if dtype.hasobject or dtype.kind not in "biuf":
+        raise fault(f"{where} contains {dtype}; save numbers without pickle")
+    if dtype.itemsize * int(np.prod(shape, dtype=object)) != len(rest):
+        raise fault(f"{where} has {len(rest):,} bytes for {dtype}{list(shape)}; replace it")
+    array: Array = np.frombuffer(rest, dtype).reshape(shape, order="F" if by_columns else "C")
+    return array
+
+
+def _scalars(content: bytes, inside: str, where: str) -> Array:
+    """Return the number or the list of numbers in a text or in JSON, where `inside` are keys with points."""
+    try:
+        value: Any = json_tree(content)
+        for key in filter(None, inside.split(".")):
+            value = value[key] if isinstance(value, dict) else value[int(key)]
+        array = np.asarray(value)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise fault(f"{where}: there is no number{f' at {inside}' if inside else ''}: {type(error).__name__}: {error}; correct the entry") from None
+    if array.dtype.kind not in "biuf":
+        raise fault(f"{where}{f' at {inside}' if inside else ''} is {value!r:.60}, and no number; correct the entry")
+    return array.astype(np.float32) if array.dtype.kind == "f" else array

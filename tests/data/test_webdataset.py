@@ -1,0 +1,131 @@
+"""Tar files as streams of samples: decoders, orders, and files that must not be believed."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jobflow.core.errors import ArgumentError, DataError
+from jobflow.data import Batches, Position, Stream, open_reader
+
+FIELDS = {"images": "png", "x": "npy", "labels": "cls", "width": "json:box.0", "text": "txt"}
+
+
+def packed(path: Path, *entries: tuple[str, bytes], kind: bytes = tarfile.REGTYPE) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, content in entries:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(content), kind
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def npy(array: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+def sample(i: int) -> list[tuple[str, bytes]]:
+    file = io.BytesIO()
+    Image.new("L", (6, 4), 51 * (i % 5)).save(file, "PNG")
+    content = {"png": file.getvalue(), "npy": npy(np.full((2, 3), i, np.float32)), "cls": str(i).encode(), "txt": "né".encode()}
+    content |= {"json": json.dumps({"box": [i + 0.5, 2]}).encode(), "pkl": pickle.dumps(print)}
+    return [(f"part/{i:04d}.{ending}", data) for ending, data in content.items()]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    for number in range(3):
+        packed(folder / f"{number}.tar", *(entry for i in range(4 * number, 4 * number + 4) for entry in sample(i)))
+    return folder
+
+
+def opened(path: Path, **arguments: Any) -> Stream:
+    stream = open_reader("webdataset", path=str(path), **arguments)
+    assert isinstance(stream, Stream)
+    return stream
+
+
+def test_entries_are_decoded_by_their_ending(shards: Path) -> None:
+    stream = opened(shards, fields=FIELDS, size=4, channels=1, length=5)
+    kinds = {"images": "float32[1,4,4]", "x": "float32[2,3]", "labels": "int64[]", "width": "float32[]", "text": "int32[5]"}
+    assert {name: str(field) for name, field in stream.fields.items()} == kinds
+    samples = list(stream.samples(0))
+    assert [int(each["labels"]) for each in samples] == list(range(12)) and float(samples[7]["width"]) == 7.5
+    np.testing.assert_allclose(samples[2]["images"], 0.4, rtol=1e-6)
+    assert samples[3]["text"].tolist() == [*"né".encode(), 0, 0] and samples[3]["x"].tolist() == [[3] * 3] * 2
+
+
+def test_the_order_is_a_function_of_seed_and_epoch(shards: Path) -> None:
+    def order(epoch: int, **arguments: Any) -> list[int]:
+        return [int(each["labels"]) for each in opened(shards, fields={"labels": "cls"}, **arguments).samples(epoch)]
+
+    first = order(0, shuffle=5, seed=1)
+    assert sorted(first) == list(range(12)) != first and order(0, shuffle=5, seed=1) == first
+    assert order(1, shuffle=5, seed=1) != first and order(0, shuffle=5, seed=2) != first
+    batches = Batches(opened(shards, fields={"labels": "cls"}, shuffle=5, seed=1), batch_size=4, fields=["labels"], sharded=False)
+    with batches.start(Position(0, 4), epochs=1) as reading:  # a resumed run
+        assert [int(label) for batch in reading for label in batch.arguments["labels"]] == first[4:]
+
+
+ENTRY = ("0.cls", b"1")
+
+
+@pytest.mark.parametrize(
+    ("entries", "fields", "message"),
+    [
+        ([("0.npy", npy(np.array([print], object), allow_pickle=True))], {"x": "npy"}, "0.npy contains object; save numbers without pickle"),
+        ([("0.npy", npy(np.zeros(8))[:-8])], {"x": "npy"}, r"has 56 bytes for float64\[8\]"),
+        ([("0.npy", b"no array")], {"x": "npy"}, "is not a complete .npy file"),
+        ([("0.png", b"no image")], {"x": "png"}, "0.png cannot be read as an image"),
+        ([("0.cls", b"cat")], {"x": "cls"}, "0.cls: there is no number"),
+        ([("0.json", b'{"a": "b"}')], {"x": "json:a"}, "0.json at a is 'b', and no number"),
+        ([("0.json", b"[" * 300)], {"x": "json"}, "nested levels"),
+        ([ENTRY, ("1.txt", b"")], {"x": "cls", "t": "txt"}, 'sample "0" has no entry txt, only cls'),
+        ([("0.txt", b"a")], {"x": "cls"}, "has no sample with cls"),
+    ],
+)
+def test_wrong_entries_raise(tmp_path: Path, entries: list[tuple[str, bytes]], fields: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        opened(packed(tmp_path / "a.tar", *entries), fields=fields)
+
+
+def test_hostile_files_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"x": "cls"}
+    with pytest.raises(DataError, match=r"0\.cls is a link or a device; pack regular files"):
+        opened(packed(tmp_path / "a.tar", ("0.cls", b""), kind=tarfile.SYMTYPE), fields=fields)
+    with pytest.raises(DataError, match=r"a\.tar: an extended header of type b'x' has 2,000,000 bytes"):
+        opened(packed(tmp_path / "a.tar", ("0.cls", b"0" * 2_000_000), kind=tarfile.XHDTYPE), fields=fields)
+    for content in (b"", b"no tar file" * 100, packed(tmp_path / "b.tar", ENTRY).read_bytes()[:700]):
+        (tmp_path / "a.tar").write_bytes(content)
+        with pytest.raises(DataError, match=r"a\.tar (is not a complete tar file|has no sample)"):
+            opened(tmp_path / "a.tar", fields=fields)
+    monkeypatch.setenv("JOBFLOW_MAX_RECORD", "10")
+    with pytest.raises(DataError, match=r"0\.cls has 11 bytes, more than the limit of 10; set JOBFLOW_MAX_RECORD"):
+        opened(packed(tmp_path / "a.tar", ("0.cls", b"1" * 11)), fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fields": {"x": "pkl"}}, 'field "x": files .pkl can run code when they are read; save arrays as .npy'),
+        ({"fields": {"x": "pth"}}, "can run code"),
+        ({"fields": {"x": "jpgg"}}, 'there is no decoder for "jpgg"; did you mean "jpg"'),
+        ({"fields": {"x": "cls:a"}}, "there is no decoder"),
+        ({"fields": {}}, "fields must be a dict of endings by field"),
+        ({"fields": {"x": "png"}, "channels": 2}, "channels must be 1 or 3"),
+    ],
+)
+def test_wrong_arguments_raise(shards: Path, arguments: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        opened(shards, **arguments)
