@@ -32,8 +32,8 @@ class WebDataset(Stream):
     """A stream of samples from tar files: one file, or all `.tar` files in a folder in the order of their names.
 
     Consecutive entries with the same name up to the first point are a sample. `fields` maps fields to the rest of the name, such as `{images: jpg,
-    labels: cls}`. `jpg` and `png` become float32[channels, size, size] in 0..1, as in the reader "images". `npy` becomes an array, without pickle.
-    `cls` and `json` are a number or a list of numbers, and `json:box.width` one inside of the JSON. `txt` becomes int32[length]: bytes of UTF-8, then
+    labels: cls}`. `jpg` and `png` become squares of `size` pixels in 0..1, as in the reader "images". `npy` becomes an array, without pickle. `cls`
+    and `json` are a number or a list of numbers, and `json:box.width` one inside of the JSON. `txt` becomes int32[`length`]: bytes of UTF-8, then
     zeros.
 
     `shuffle` is the number of samples among which the next one is chosen. The choice and the order of files are a function of `seed` and the epoch.
