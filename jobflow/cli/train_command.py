@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +10,7 @@ from jobflow.cli.shared_options import add_configuration, at_least_one
 from jobflow.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jobflow.trainer.chrome_trace import Tracing
     from jobflow.trainer.config import Loaded
-    from jobflow.trainer.watching import Watcher
 
 #: the first step that --profile records, because earlier steps compile and fill caches
 FIRST_PROFILED = 4
@@ -112,12 +109,10 @@ def run(options: argparse.Namespace) -> int:
             print(text)
         return 0
     tracing = Tracing(Path(loaded.config.output) / "trace.json", FIRST_PROFILED) if options.profile else None
-    outcome = train(loaded, resume=options.resume, callbacks=watchers(loaded, tracing), time_limit=options.time_limit, tracing=tracing)
-    if outcome.message and first:
-        print(f"jobflow: {outcome.message}", file=sys.stderr)
+    ended = train(loaded, resume=options.resume, time_limit=options.time_limit, tracing=tracing)
     if tracing is not None and tracing.traced is not None:  # on rank 0
         print(f"{tracing.traced.text()}\n\nthe trace is in {tracing.traced.path}; open it at https://ui.perfetto.dev")
-    return outcome.exit_code
+    return ended.exit_code
 
 
 def run_trials(options: argparse.Namespace, first: bool) -> int:
@@ -134,26 +129,8 @@ def run_trials(options: argparse.Namespace, first: bool) -> int:
             print("\n".join(trials.lines()))
         return 0
 
-    def callbacks(loaded: Loaded) -> list[Watcher]:
-        return watchers(loaded, None)
-
-    result = run_sweep(options.config, settings, resume=options.resume, jobs=options.jobs, time_limit=options.time_limit, watchers=callbacks)
+    result = run_sweep(options.config, settings, resume=options.resume, jobs=options.jobs, time_limit=options.time_limit)
     if first:
         result.table().print()
         print("\n".join(result.lines(options.config)))
     return result.exit_code
-
-
-def watchers(loaded: Loaded, tracing: Tracing | None) -> list[Watcher]:
-    """Return the callbacks that the configuration's `logging` selects; the report also shows the trace of `tracing`."""
-    from jobflow.trainer.metrics import metric_files
-    from jobflow.trainer.progress import Progress
-    from jobflow.trainer.report import Report
-    from jobflow.trainer.run_file import RunFile
-
-    logging = loaded.config.logging
-    callbacks: list[Watcher] = [Progress(logging.progress, logging.every_steps), RunFile(), *metric_files(loaded.config, Path(loaded.config.output))]
-    if logging.report:
-        quiet = logging.progress == "none"
-        callbacks.append(Report(traced=lambda: None if tracing is None else tracing.traced, announce=(lambda _: None) if quiet else print))
-    return callbacks

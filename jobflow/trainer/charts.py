@@ -17,8 +17,8 @@ import numpy as np
 
 from jobflow.core.extras import optional
 from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, Numbers, is_fraction, smoothed, wants_logarithm
+from jobflow.trainer.training_run import leave
 from jobflow.trainer.units import duration_text
-from jobflow.trainer.watching import leave
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,8 +24,8 @@ from jobflow.engine.session import Session, current_session
 from jobflow.program.commands import executors_of
 from jobflow.runtime.timing import Recording, TimedCall, TimedRun, Timeline
 from jobflow.runtime.world.world import Rank
+from jobflow.trainer.training_run import leave
 from jobflow.trainer.units import duration_text, percent
-from jobflow.trainer.watching import leave
 
 #: key of the recording in `Rank.memory`
 RECORDING = "recording"

@@ -19,7 +19,7 @@ from jobflow.trainer.config import Loaded
 from jobflow.trainer.jobs import Jobs, Means, open_place, prepared
 from jobflow.trainer.network import line_of
 from jobflow.trainer.resume import chosen, series_of, together
-from jobflow.trainer.watching import EvaluationReport
+from jobflow.trainer.training_run import EvaluationReport
 
 
 def batches_of(jobs: Jobs, samples: Samples | Stream, fields: Iterable[str] | None = None) -> Batches:

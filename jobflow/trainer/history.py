@@ -15,17 +15,19 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.storage.remote import AnyPath
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.metrics import recorded
+from jobflow.trainer.training_run import EvaluationReport, Outcome, StepReport, TrainingRun
 from jobflow.trainer.units import is_share
-from jobflow.trainer.watching import EvaluationReport, Outcome, RunInfo, StepReport, Watcher
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 #: name of the training curve, next to "validation" and "test"
 TRAIN = "train"
 #: quantities of steps other than metrics
 RATE, SPEED = "learning rate", "samples per second"
-#: column of a metrics file -> quantity, and columns without a curve
+#: column of a metrics file -> quantity and the reverse, and columns without a curve
 _WRITTEN = {"rate": RATE, "samples_per_second": SPEED}
+_COLUMNS = {quantity: column for column, quantity in _WRITTEN.items()}
 _OTHER = frozenset({"step", "epoch", "seconds"})
 
 
@@ -69,9 +71,10 @@ class Curve:
 
 
 @dataclass
-class History(Watcher):
+class History(Callback):
     """A callback that records a run; the keys of `lines` are metric names as in metrics files, such as "validation/loss"."""
 
+    observes = True
     lines: dict[str, Line] = field(default_factory=dict)
     seconds: array[float] = field(default_factory=lambda: array("d"))
     waited: float = 0.0
@@ -84,17 +87,23 @@ class History(Watcher):
     latest: float | None = None
     step_number: int = 0
     samples: int = 0
+    #: the name in metrics files by key of `lines`
+    written: dict[str, str] = field(default_factory=dict)
     outcome: Outcome | None = None
     #: True if earlier parts of the run have no records
     missing: bool = False
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: TrainingRun) -> None:
         self.began = self.latest = perf_counter()
         self.step_number = run.first_step
+        self.restore(run)
+
+    def restore(self, run: TrainingRun) -> None:
+        """Read the records of earlier parts of the run from its metrics files."""
         if run.first_step:
             self.missing = not any(self.read(run.output / name, run.first_step) for name in ("metrics.jsonl", "metrics.csv"))
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
+    def on_step(self, run: TrainingRun, report: StepReport) -> None:
         self.latest = perf_counter()
         if self.first is None:
             self.first = self.latest
@@ -102,28 +111,42 @@ class History(Watcher):
         self.seconds.append(report.seconds)
         self.waited += report.waited
         self.samples += report.samples
-        self._add(report.step, {"loss": report.loss, **report.metrics, RATE: report.rate})
+        self._add(report.step, {"loss": report.loss, **report.metrics}, prefix=f"{TRAIN}/")
+        self._add(report.step, {RATE: report.rate} | run.logged)
         if report.seconds > 0 and len(self.seconds) > 1:  # the first step may compile
             self._add(report.step, {SPEED: report.samples / report.seconds})
 
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
         self.latest = perf_counter()
         self.evaluating += report.seconds
         self.evaluations += 1
-        self._add(report.step, report.metrics)
+        self._add(report.step, {**report.metrics, **run.logged})
 
-    def saved(self, run: RunInfo, path: AnyPath) -> None:
+    def on_checkpoint(self, run: TrainingRun, path: AnyPath) -> None:
         self.latest = perf_counter()
         number = re.search(r"(\d+)$", path.name)  # an asynchronous checkpoint may belong to an earlier step
         self.checkpoints.append((int(number[1]) if number else self.step_number, path))
 
-    def finished(self, run: RunInfo, outcome: Outcome) -> None:
+    def on_end(self, run: TrainingRun, outcome: Outcome) -> None:
         self.latest = perf_counter()
         self.outcome = outcome
 
-    def _add(self, step: int, values: Mapping[str, float]) -> None:
+    def _add(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
         for name, value in values.items():
-            self.lines.setdefault(name, Line()).add(step, float(value))
+            line = self.lines.get(name)
+            if line is None:
+                line = self.lines[name] = Line()
+                self.written[name] = f"{prefix}{_COLUMNS.get(name, name)}"
+            line.add(step, float(value))
+
+    def columns(self) -> dict[str, Numbers]:
+        """Return the column "step" and one column of the same length per name in metrics files; NaN where a step has no finite value."""
+        steps = np.array(sorted({step for line in self.lines.values() for step in line.steps}), np.float64)
+        columns = {"step": steps}
+        for key, line in self.lines.items():
+            column = columns[self.written[key]] = np.full(len(steps), np.nan)
+            column[np.searchsorted(steps, np.array(line.steps, np.float64))] = line.values
+        return columns
 
     def read(self, path: Path, before: int) -> bool:
         """Add the records of a metrics file up to step `before`; return True if there are such records.
@@ -132,7 +155,9 @@ class History(Watcher):
         """
         records = [record for record in recorded(path) if 0 < record.get("step", 0) <= before]
         for record in records:
-            self._add(record["step"], {_WRITTEN.get(key, key.removeprefix(f"{TRAIN}/")): record[key] for key in record if key not in _OTHER})
+            for key in (each for each in record if each not in _OTHER):
+                name = key.removeprefix(f"{TRAIN}/")
+                self._add(record["step"], {_WRITTEN.get(key, name): record[key]}, prefix=key.removesuffix(name))
         return bool(records)
 
     def pictures(self) -> Iterator[tuple[str, list[Curve]]]:

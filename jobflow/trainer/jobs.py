@@ -76,6 +76,8 @@ class Jobs:
     steps: int
     steps_per_epoch: int
     fields: Fields = field(default_factory=dict)
+    #: True if callbacks may change the learning rate
+    adjustable: bool = False
     #: names of the model's metrics, after a job has been traced
     metrics: tuple[str, ...] = ()
     #: names of the outputs of a prediction, after a predict job has been traced
@@ -245,7 +247,7 @@ class Jobs:
         self.variables = dict(body.variables)
         check_frozen(self.loaded, self.variables)
         with at_line(line_of(self.loaded, "optimizer")):
-            optimizer: Minimizer = optimizer_from(self.config, self.steps)
+            optimizer: Minimizer = optimizer_from(self.config, self.steps, adjustable=self.adjustable)
             optimizer.minimize(_weighed(outputs["loss"], next(iter(batch.values()))))
         return {**_by_row(outputs, batch), HALTED: body.slot(f"{NOT_FINITE}-{body.name}", COUNT, 0, None)}
 

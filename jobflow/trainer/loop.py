@@ -1,6 +1,7 @@
 """The training loop: steps, evaluations and checkpoints until the last step or a request to stop.
 
-After each step the loop calls the callbacks. The ranks exchange requests to stop periodically, not after every step. A due evaluation follows,
+After each step the loop calls the callbacks, which may stop the run or change its learning rate and parameters. The ranks exchange requests to
+stop periodically, not after every step. A due evaluation follows,
 and early stopping uses its metric. Then the loop saves the complete state if a checkpoint is due or the run ends. A resumed run continues with
 the same samples, random numbers, learning rates and decisions as an uninterrupted run. The schedule depends on steps and epochs alone.
 """
@@ -8,12 +9,11 @@ the same samples, random numbers, learning rates and decisions as an uninterrupt
 from __future__ import annotations
 
 import math
-import tempfile
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,77 +27,51 @@ from jobflow.data.batch import Batch, Position
 from jobflow.data.batches import Batches
 from jobflow.data.samples import Samples
 from jobflow.engine.compiled import Compiled
-from jobflow.storage import drafts, sessions
-from jobflow.storage.remote import AnyPath, RemotePath, is_remote
+from jobflow.storage import sessions
+from jobflow.storage.remote import AnyPath
+from jobflow.trainer.callback_requests import Calls, Entry, entries_of
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.chrome_trace import Tracing
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import batches_of, measure, rows_of
 from jobflow.trainer.fingerprint import Fingerprint
 from jobflow.trainer.finite import first_not_finite
+from jobflow.trainer.folders import only_one
 from jobflow.trainer.freezing import frozen_text
 from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Jobs, Means, prepared
-from jobflow.trainer.lock import Lock, lock_of
+from jobflow.trainer.loggers import loggers, recorder
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
 from jobflow.trainer.resume import Progress, check_alike, check_configurations, chosen, follow, read, series_of, set_aside_behind, together
 from jobflow.trainer.start_from import start
 from jobflow.trainer.stopping import Agreement, Clock, Early, Signals
 from jobflow.trainer.training_batches import batches_of_training
+from jobflow.trainer.training_run import ENDS, Outcome, StepReport, Stopped, TrainingRun
 from jobflow.trainer.units import metric_text, metrics_text
-from jobflow.trainer.watching import Outcome, RunInfo, StepReport, Stopped, Watcher
 
 
 def train(
     loaded: Loaded | str | Path,
     *,
     resume: str | None = None,
-    callbacks: Sequence[Watcher] = (),
+    callbacks: Sequence[Callback] = (),
     time_limit: float | None = None,
     tracing: Tracing | None = None,
-) -> Outcome:
-    """Train the model of a configuration or of a configuration file, or resume its training.
+) -> TrainingRun:
+    """Train the model of a configuration or of a configuration file, or resume its training; return the run, as `jobflow train` does.
 
     `resume` replaces checkpoint.resume: "auto", "never" or the path of a checkpoint.  `time_limit` is in seconds from the start of this process; an
-    earlier end of a Slurm or PBS allocation takes precedence.  Callbacks run on rank 0.
+    earlier end of a Slurm or PBS allocation takes precedence.  `callbacks` follow those of the configuration; rank 0 calls them.
     Raises: ConfigErrors before the start; ConfigError if the run cannot resume from its checkpoint; errors of the training itself.
     """
     loaded = load(loaded) if isinstance(loaded, str | Path) else loaded
     if loaded.config.sweep is not None:
         source = loaded.origin("sweep")
         raise ConfigError(f"{source}: sweep: train() runs one training; call jobflow.trainer.sweep.run_sweep, or load with the setting sweep=null")
+    entries = entries_of(loaded, callbacks)
     with at_line(line_of(loaded, "")), Signals() as signals, prepared(loaded, only=("train", "validation")) as jobs:
-        return Loop(jobs, callbacks, Clock.of(time_limit), signals, tracing).run(resume or loaded.config.checkpoint.resume)
-
-
-def make_directory(key: str, origin: object, path: AnyPath) -> None:
-    """Create a local directory, and check that the local or remote directory is writable; raise ConfigError if not.
-
-    `key` and `origin` name the configuration value in the message.
-    """
-    try:
-        if isinstance(path, RemotePath):
-            drafts.check_writable(path)
-            return
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{origin}: {key}: {path} is not writable: {error.strerror or error}; set a writable directory") from None
-
-
-def without_failure(change: Callable[[], None], path: AnyPath) -> None:
-    """Call `change`, which checks or acquires the lock at `path`; raise ConfigError if the call raises OSError."""
-    try:
-        change()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read and written: {error.strerror or error}; correct its permissions") from None
-
-
-def distinct(folders: Sequence[Path]) -> list[Path]:
-    """Return the distinct folders that are not inside another folder of the list."""
-    once = list(dict.fromkeys(folders))
-    return [folder for folder in once if not any(other != folder and folder.is_relative_to(other) for other in once)]
+        return Loop(jobs, entries, Clock.of(time_limit), signals, tracing).run(resume or loaded.config.checkpoint.resume)
 
 
 class Before(NamedTuple):
@@ -114,7 +88,8 @@ class Loop:
     """The training run of one rank; all ranks take the same decisions."""
 
     jobs: Jobs
-    callbacks: Sequence[Watcher]
+    #: callbacks of the configuration and of the caller
+    entries: Sequence[Entry]
     clock: Clock
     signals: Signals
     tracing: Tracing | None = None
@@ -126,7 +101,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.loaded, self.config, self.session = self.jobs.loaded, self.jobs.config, self.jobs.session
         self.series = series_of(self.config)
-        self.watchers: Sequence[Watcher] = ()
+        self.jobs.adjustable = any(not entry.kind.observes for entry in self.entries)
         stopping = self.config.evaluation.early_stopping
         self.early = None if stopping is None else Early(stopping.metric, stopping.mode, stopping.patience, stopping.min_delta)
         self.rates = schedule_from(self.config.optimizer, self.jobs.steps)
@@ -144,10 +119,9 @@ class Loop:
 
     # ---------------------------------------------------------------- the run
 
-    def run(self, resume: str) -> Outcome:
-        """Run the whole training, and return its outcome."""
+    def run(self, resume: str) -> TrainingRun:
+        """Run the whole training, and return the run with its outcome."""
         self._check_alike()
-        first = self._writes
         job = self.jobs.train(rows_of(self.jobs.samples["train"], self.config.data.batch_size))
         self._compiled = self.session.compiled(job, job.declared_shapes(self.session))
         self.jobs.check_metrics()
@@ -155,78 +129,75 @@ class Loop:
         self._program = self.jobs.fingerprint()
         for warning in slow_start(self.loaded, self.jobs.steps):
             self._notice(warning)
-        with self._only_one():
+        with only_one(self.session, self.loaded, self.series):
             checkpoint = self._resume(resume)
             if checkpoint is None and self.config.start_from is not None:
                 self._before = start(self.jobs)
+            self._create_run(checkpoint)
             if self._is_complete:
-                return self._complete(checkpoint)
-            return self._watched(self._info(checkpoint), first)
+                self._complete(checkpoint)
+            else:
+                self._called()
+        if self.record.message and self._writes:
+            print(f"jobflow: {self.record.message}", file=sys.stderr)
+        return self.record
 
-    def _watched(self, info: RunInfo, first: bool) -> Outcome:
-        """Run the remaining steps; only the rank whose `first` is True calls the callbacks."""
-        self.info = info
-        self.watchers = tuple(self.callbacks) if first else ()
+    def _create_run(self, checkpoint: AnyPath | None) -> None:
+        """Create the run and the calls of its callbacks."""
+        logging = loggers(self.loaded, self.tracing)
+        self.record = self._described(checkpoint)
+        if not self._stopped_before:
+            self.progress.stop = None
+        self.record.recorded = recorder(logging)
+        own = logging if self._writes else [self.record.recorded]
+        self.calls = Calls(self.session, self.record, self.entries, own, lambda: float(self.rates.rate(self.progress.step)), self._halted)
+
+    def _called(self) -> None:
+        """Run the remaining steps with calls of the callbacks."""
         try:
-            self._tell(lambda watcher: watcher.started(info))
+            self.calls.make(self.progress.callbacks)
+            self._call("on_start")
             self._train()
-            outcome = self._outcome()
-            self._tell(lambda watcher: watcher.finished(info, outcome))
-            return outcome
-        finally:
-            self._tell(lambda watcher: watcher.closed(info))
-
-    @contextmanager
-    def _only_one(self) -> Iterator[None]:
-        """Lock the output and checkpoint directories against other trainings."""
-        if is_remote(self.config.output):
-            raise ConfigError(
-                f"{self.loaded.origin('output')}: output: {self.config.output} is remote; pass a local directory "
-                f"(only checkpoint.directory may be remote)"
-            )
-        places: dict[str, AnyPath] = {"output": Path(self.config.output), "checkpoint.directory": self.series.directory}
-        for key, path in places.items():
-            together(self.session, partial(make_directory, key, self.loaded.origin(key), path))
-        output, *saved = (path.resolve() for path in places.values() if isinstance(path, Path))
-        own: list[AnyPath] = [*distinct([output, *saved]), *(path for path in places.values() if isinstance(path, RemotePath))]
-        held: list[Lock] = []
-        try:
-            for lock in map(lock_of, own):
-                together(self.session, partial(without_failure, lock.take, lock.path))
-                held.append(lock)
-            # a run may save in the output directory of another one, or vice versa
-            for folder in {output, *saved, *(path.parent for path in saved)} - set(own):
-                other = lock_of(folder)
-                together(self.session, partial(without_failure, partial(other.check, time.time()), other.path))
-            yield
-        finally:
-            for lock in held if self._writes else ():
-                lock.release()
+            outcome = self.record.outcome = self._outcome()
+            self._call("on_end", outcome)
+        except BaseException as error:
+            self.calls.failed(error)
+            raise
 
     @property
     def _is_complete(self) -> bool:
         """True if no work remains; a run that was stopped may lack its last evaluation."""
-        over = self._over or (self.early is not None and self.early.is_over)
+        over = self._over or self._stopped_before or (self.early is not None and self.early.is_over)
         return over and self.progress.step > 0 and (self._validation is None or self.progress.evaluated == self.progress.step)
 
-    def _complete(self, checkpoint: AnyPath | None) -> Outcome:
-        """Return the outcome of a run that was already complete; its files remain unchanged."""
+    @property
+    def _stopped_before(self) -> bool:
+        """True if a callback stopped the run before, and the run still has this callback with the same arguments."""
+        return self.progress.stop is not None and self.progress.stop["key"] in [entry.key for entry in self.entries]
+
+    def _complete(self, checkpoint: AnyPath | None) -> None:
+        """Set the outcome of a run that was already complete; its files remain unchanged."""
         step, steps = self.progress.step, self.jobs.steps
-        self.stopped = "end" if self._over else "early"
+        self.stopped = "end" if self._over else "callback" if self._stopped_before else "early"
         done = f"step {step:,} of {steps:,}" if step <= steps else f"{step:,} steps, and {steps:,} are configured"
-        longer = "training.epochs or training.steps" if self._over else "evaluation.early_stopping.patience"
+        longer = {"end": "increase training.epochs or training.steps", "early": "increase evaluation.early_stopping.patience"}.get(self.stopped)
+        if self.progress.stop is not None and longer is None:
+            longer = f"omit the callback {self.progress.stop['entry']} or change its arguments"
         self.message = (
-            f"{self.config.output} is complete ({'stopped early at ' if not self._over else ''}{done}; {metrics_text(self.progress.metrics)}) and "
-            f"stays unchanged; increase {longer} to continue, or start again with --resume never"
+            f"{self.config.output} is complete ({'' if self._over else f'{ENDS[self.stopped][1]} at '}{done}; "
+            f"{metrics_text(self.progress.metrics)}) and stays unchanged; {longer} to continue, or start again with --resume never"
         )
         self._saved = checkpoint
-        return self._outcome()
+        self.record.recorded.restore(self.record)
+        self.record.outcome = self._outcome()
 
     def _train(self) -> None:
-        if (self._due(self.config.evaluation) or (self._over and self.progress.step)) and self._evaluate():
+        if (self._due(self.config.evaluation) or ((self._over or self._stopped_before) and self.progress.step)) and self._evaluate():
             self._saved_step = -1  # an interrupted run saves the omitted evaluation with its checkpoint
         if self.early is not None and self.early.is_over:
             self.stopped = "early"
+        if self._stopped_before or self.calls.stop is not None:
+            self.stopped = self.stopped or "callback"
         if self._over:
             self.stopped = self.stopped or "end"
         if self.stopped:
@@ -265,7 +236,10 @@ class Loop:
         seconds = time.perf_counter() - began
         self._account(batch, values, seconds, waited)
         self._decide()
-        evaluates = (self._due(self.config.evaluation) or self._over) and self.stopped not in ("interrupt", "terminated")
+        evaluates = (self._due(self.config.evaluation) or self._over or self.stopped == "callback") and self.stopped not in (
+            "interrupt",
+            "terminated",
+        )
         saves = self._due(self.config.checkpoint) or self.stopped is not None
         if (evaluates or saves) and self._halted():
             self._not_finite(self._steps[-1], None)
@@ -289,9 +263,10 @@ class Loop:
         progress.seconds += seconds
         self._seconds += seconds
         others = {name: value for name, value in values.items() if name != "loss"}
-        rate = float(self.rates.rate(before))
+        rate = float(self.rates.rate(before)) * self.calls.factor
         report = StepReport(progress.step, batch.position.epoch, values["loss"], others, seconds, batch.size, rate, waited)
-        self._tell(lambda watcher: watcher.step(self.info, report))
+        self.record.step, self.record.epoch = progress.step, progress.epoch
+        self._call("on_step", report)
 
     def _decide(self) -> None:
         """Exchange requests to stop, and finish a completed asynchronous checkpoint."""
@@ -322,9 +297,14 @@ class Loop:
         by_epochs = interval.every_epochs is not None and progress.sample == 0 and progress.epoch % interval.every_epochs == 0
         return progress.step > 0 and (by_steps or by_epochs)
 
-    def _tell(self, what: Callable[[Watcher], None]) -> None:
-        for watcher in self.watchers:
-            what(watcher)
+    def _call(self, event: str, *arguments: object) -> None:
+        """Call the callbacks; a request to stop ends the run, unless it ends already."""
+        self.calls.call(event, *arguments)
+        stop = self.calls.stop
+        if stop is not None and not self.stopped:
+            self.stopped = "callback"
+            self.message = f"{stop.entry} stopped the run{': ' if stop.reason else ''}{stop.reason}"
+            self.progress.stop = {"entry": stop.entry, "key": stop.key, "reason": stop.reason}
 
     # ---------------------------------------------------------------- beginning
 
@@ -351,16 +331,17 @@ class Loop:
     def _read(self, path: AnyPath) -> None:
         self.progress = read(self.session, path, self.loaded, self._program)
 
-    def _info(self, checkpoint: AnyPath | None) -> RunInfo:
+    def _described(self, checkpoint: AnyPath | None) -> TrainingRun:
         run, config = self.jobs, self.config
         samples = run.samples["train"]
         count = len(samples) if isinstance(samples, Samples) else 0
         if config.data.drop_last:
             count = run.steps_per_epoch * config.data.batch_size
-        return RunInfo(
+        return TrainingRun(
             config.name, self.loaded, Path(config.output), run.ranks, run.steps, self.progress.step, run.steps_per_epoch, count,
             rows_of(samples, config.data.batch_size), checkpoint, lambda: self._compiled, self.progress.seconds,
             "\n".join(filter(None, [self._before, frozen_text(self.loaded, run.variables)])),
+            step=self.progress.step, epoch=self.progress.epoch, metrics=self.progress.metrics, checkpoint=checkpoint,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- evaluation
@@ -374,7 +355,7 @@ class Loop:
         progress.evaluated = progress.step
         self.clock.evaluated(report.seconds)
         progress.metrics.update(report.metrics)
-        self._tell(lambda watcher: watcher.evaluated(self.info, report))
+        self._call("on_evaluation", report)
         if self.early is not None:
             if self.early.heed(report.metrics[self.early.metric]):
                 self.stopped = "early"
@@ -394,8 +375,9 @@ class Loop:
         if self._saved_step == step:
             return
         self._settle()
+        self.progress.callbacks = self.calls.states()
         extra = self.progress.extra(self.loaded.plain, self.jobs.samples["train"])
-        extra["trainer"] |= {"steps": self.jobs.steps, "ended": self.stopped in ("end", "early")}
+        extra["trainer"] |= {"steps": self.jobs.steps, "ended": self.stopped in ("end", "early", "callback")}
         if self._program is not None:
             extra["fingerprint"] = self._program.tree()
         criterion = self.jobs.network.criterion
@@ -423,7 +405,8 @@ class Loop:
     def _published(self, step: int) -> None:
         path = self.series.path_of(step)
         self._saved, self._saved_step = path, max(step, self._saved_step)
-        self._tell(lambda watcher: watcher.saved(self.info, path))
+        self.record.checkpoint = path
+        self._call("on_checkpoint", path)
 
     @contextmanager
     def _may_fail(self, step: int) -> Iterator[None]:
@@ -461,6 +444,7 @@ class Loop:
         cause = first_not_finite(session, self.jobs.train(before.batch.size), before.batch, before.run)
         self.stopped, self.message = "nan", f"step {bad}: {what}; {cause}"
         self.progress = before.progress
+        self.record.step, self.record.epoch, self.record.metrics = self.progress.step, self.progress.epoch, self.progress.metrics
         if batch:
             session.runs[TRAIN] = before.run
             session.write({COUNTER: np.zeros(1, np.int64)})

@@ -23,8 +23,9 @@ from jobflow.core.errors import ConfigError
 from jobflow.core.notices import notice
 from jobflow.storage.remote import AnyPath
 from jobflow.storage.untrusted import open_regular
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.config import TrainConfig
-from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.training_run import EvaluationReport, Outcome, StepReport, TrainingRun
 
 Record = dict[str, Any]
 #: the first columns of every table
@@ -95,11 +96,13 @@ class Lines:
             self._file = None
 
 
-class Records(Watcher, ABC):
+class Records(Callback, ABC):
     """A callback that writes a record for the first and last step, every `every` steps, and for each evaluation.
 
-    `saved` flushes the file, and `closed` closes the file.
+    A step for which other callbacks logged values has a record too.  Checkpoints flush the file.
     """
+
+    observes = True
 
     def __init__(self, file: Any, every: int = 1) -> None:
         self._file, self._every = file, every
@@ -128,17 +131,26 @@ class Records(Watcher, ABC):
     def create(self) -> None:
         """Create a file without records in place of a removed file."""
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
+    def on_step(self, run: TrainingRun, report: StepReport) -> None:
         if report.step % self._every == 0 or report.step in (1, run.steps):
-            self._record(step_record(report))
+            self._record(step_record(report) | run.logged)
+        elif run.logged:
+            self._record({"step": report.step, "epoch": report.epoch, **run.logged})
 
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
-        self._record({"step": report.step, "epoch": report.epoch, **report.metrics})
+    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
+        self._record({"step": report.step, "epoch": report.epoch, **report.metrics, **run.logged})
 
-    def saved(self, run: RunInfo, path: AnyPath) -> None:
+    def on_checkpoint(self, run: TrainingRun, path: AnyPath) -> None:
         self._file.flush()
 
-    def closed(self, run: RunInfo) -> None:
+    def on_end(self, run: TrainingRun, outcome: Outcome) -> None:
+        self.close()
+
+    def on_exception(self, run: TrainingRun, error: BaseException) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
@@ -165,7 +177,7 @@ class JsonLines(LineRecords):
     def __init__(self, path: Path, every: int = 1) -> None:
         super().__init__(Lines(path), every)
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: TrainingRun) -> None:
         self._file.replace(line for line in self._file.read() if _record(line).get("step", math.inf) <= run.first_step)
 
     def write(self, record: Record) -> None:
@@ -179,7 +191,7 @@ class Table(LineRecords):
         super().__init__(Lines(path), every)
         self._columns: list[str] = []
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: TrainingRun) -> None:
         rows = list(csv.reader(self._file.read()))
         lines = [row for row in rows[1:] if row and row[0].isdigit() and int(row[0]) <= run.first_step]
         self._columns = rows[0] if lines else list(FIRST)
@@ -206,7 +218,7 @@ class TensorBoard(Records):
         self._directory = directory
         self._make = partial(_summary_writer(), logdir=str(directory))
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: TrainingRun) -> None:
         # TensorBoard itself drops events of an interrupted run after the step at which it resumes
         self._file = self._make(purge_step=run.first_step + 1 if run.first_step else None)
 
@@ -227,9 +239,9 @@ class TensorBoard(Records):
             if name not in ("step", "epoch"):
                 self._file.add_scalar(name, value, record["step"])
 
-    def closed(self, run: RunInfo) -> None:
+    def close(self) -> None:
         if self._file is not None:
-            super().closed(run)
+            super().close()
             self._file = None
 
 
@@ -240,7 +252,7 @@ def _summary_writer() -> Any:
         raise ConfigError("logging.tensorboard needs tensorboardX: pip install tensorboardX, or set logging.tensorboard to false") from None
 
 
-def metric_files(config: TrainConfig, output: Path) -> list[Watcher]:
+def metric_files(config: TrainConfig, output: Path) -> list[Callback]:
     """Return the callbacks that write the files of the configuration's `logging` to the output directory."""
     options = config.logging
     kinds = [(options.jsonl, JsonLines, "metrics.jsonl"), (options.csv, Table, "metrics.csv"), (options.tensorboard, TensorBoard, "tensorboard")]

@@ -13,6 +13,8 @@ from jobflow.trainer.config import Loaded, schema
 
 #: initial loss scale with float16; each overflow of a gradient reduces the scale and skips a step
 FIRST_SCALE = 2.0**15
+#: the variable that multiplies the rates of the schedule, in runs whose callbacks may change the learning rate
+RATE_FACTOR = "System-Train-LearningRateFactor"
 
 
 def schedule_from(options: schema.Optimizer, steps: int) -> of.Schedule:
@@ -46,13 +48,14 @@ def slow_start(loaded: Loaded, steps: int) -> Iterator[str]:
         yield f"{loaded.origin(key)}: {key} is {options.warmup_steps:,}, and the run has {length}: the rate stays below {options.lr:g}"
 
 
-def optimizer_from(config: schema.TrainConfig, steps: int) -> Minimizer:
-    """Return the configured optimizer.
+def optimizer_from(config: schema.TrainConfig, steps: int, *, adjustable: bool = False) -> Minimizer:
+    """Return the configured optimizer.  With `adjustable`, the variable RATE_FACTOR multiplies its learning rates.
 
     With float16 the optimizer has a dynamic loss scale.  Otherwise it halts at non-finite gradients if training.halt_where_not_finite is set.
     """
     options = config.optimizer
-    shared: dict[str, Any] = {"lr_scheduler": schedule_from(options, steps)}
+    schedule = schedule_from(options, steps)
+    shared: dict[str, Any] = {"lr_scheduler": of.MultipliedSchedule(schedule, RATE_FACTOR) if adjustable else schedule}
     if options.clip_norm is not None:
         shared["grad_clipping"] = clipping.by_global_norm(options.clip_norm)
     if config.strategy.precision == "float16":

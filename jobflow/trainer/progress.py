@@ -19,8 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import counted
+from jobflow.trainer.callbacks import Callback
+from jobflow.trainer.training_run import ENDS, EvaluationReport, Outcome, StepReport, TrainingRun
 from jobflow.trainer.units import clock_text, metric_text, metrics_text, number_text, rate_text
-from jobflow.trainer.watching import ENDS, EvaluationReport, Outcome, RunInfo, StepReport, Watcher
 
 if TYPE_CHECKING:
     from rich import progress
@@ -32,8 +33,10 @@ REDRAW = 0.2
 WINDOW = 50
 
 
-class Progress(Watcher):
+class Progress(Callback):
     """A callback that shows the progress of a run, with a plain line every `every_steps` steps; `stream` defaults to standard output."""
+
+    observes = True
 
     def __init__(self, mode: Mode = "auto", every_steps: int = 10, stream: IO[str] | None = None) -> None:
         self._mode = mode
@@ -41,7 +44,7 @@ class Progress(Watcher):
         self._stream = stream
         self._bar: progress.Progress | None = None
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: TrainingRun) -> None:
         self._begun = perf_counter()
         self._drawn, self._printed = 0.0, ""
         self._first: tuple[float, int] | None = None
@@ -59,7 +62,7 @@ class Progress(Watcher):
         if run.resumed_from is not None:
             self._say(f"resuming from step {run.first_step}: {run.resumed_from}")
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
+    def on_step(self, run: TrainingRun, report: StepReport) -> None:
         now = perf_counter()
         if self._first is None:
             self._first = now, report.step  # the time before includes compilation
@@ -74,7 +77,7 @@ class Progress(Watcher):
             counter = f"step {report.step:{len(str(run.steps))}d}/{run.steps}"
             self._say("  ".join([counter, epoch_text(run, report), *self._texts(run, report)]))
 
-    def _texts(self, run: RunInfo, report: StepReport) -> Iterator[str]:
+    def _texts(self, run: TrainingRun, report: StepReport) -> Iterator[str]:
         """Yield the texts next to the counter, most important first: the values of this step as in the metrics files."""
         yield f"loss {number_text(report.loss)}"
         seconds = sum(recent.seconds for recent in self._recent)
@@ -85,16 +88,20 @@ class Progress(Watcher):
         yield from (f"{name} {metric_text(name, value)}" for name, value in report.metrics.items())
         yield f"lr {number_text(report.rate)}"
 
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
         self._printed = metrics_text(report.metrics)
         self._say(f"step {report.step}: {self._printed}")
 
-    def finished(self, run: RunInfo, outcome: Outcome) -> None:
-        self.closed(run)
+    def on_end(self, run: TrainingRun, outcome: Outcome) -> None:
+        self.close()
         words = [f"step {outcome.step}", clock_text(perf_counter() - self._begun), *filter(None, [metrics_text(outcome.metrics)])]
         self._say(f"{ENDS[outcome.stopped][1]}: {', '.join(words)}")
 
-    def closed(self, run: RunInfo) -> None:
+    def on_exception(self, run: TrainingRun, error: BaseException) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the bar from the terminal."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -106,7 +113,7 @@ class Progress(Watcher):
             print(text, file=self._stream or sys.stdout, flush=True)
 
 
-def epoch_text(run: RunInfo, report: StepReport | None) -> str:
+def epoch_text(run: TrainingRun, report: StepReport | None) -> str:
     """Return a text such as "epoch 3/10"."""
     total = math.ceil(run.epochs)
     epoch = (report.epoch if report else run.first_step // max(run.steps_per_epoch, 1)) + 1

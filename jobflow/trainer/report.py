@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -27,8 +26,8 @@ from jobflow.trainer.chrome_trace import Traced, parts_table, slowest_table
 from jobflow.trainer.figures import Figures, environment, figures_in
 from jobflow.trainer.history import RATE, SPEED, History, Line
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
+from jobflow.trainer.training_run import ENDS, Outcome, TrainingRun, leave
 from jobflow.trainer.units import count_text, duration_text, metric_text, percent, rate_text, size_text
-from jobflow.trainer.watching import ENDS, RunInfo, leave
 
 #: maximum number of ranks whose memory and communication are shown
 MOST_RANKS = 16
@@ -55,38 +54,47 @@ class Report(History):
         self._due = 0.0
         self._when = datetime.now().astimezone()
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: TrainingRun) -> None:
         optional("matplotlib", "a report (logging.report)")  # a missing library is reported before the run
-        super().started(run)
+        super().on_start(run)
         self._unfinished(run)
 
-    def saved(self, run: RunInfo, path: AnyPath) -> None:
-        super().saved(run, path)
+    def on_checkpoint(self, run: TrainingRun, path: AnyPath) -> None:
+        super().on_checkpoint(run, path)
         if time.monotonic() > self._due and self.outcome is None:
             self._unfinished(run)
 
-    def _unfinished(self, run: RunInfo) -> None:
+    def _unfinished(self, run: TrainingRun) -> None:
         begun = time.monotonic()
-        self._write_unfinished(run, report_page(run, self, self._when, unfinished=True))
+        self._write(run, report_page(run, self, self._when, unfinished=True))
         now = time.monotonic()
         self._due = now + max(REFRESH, (now - begun) / MOST_TIME)
 
-    def closed(self, run: RunInfo) -> None:
+    def on_end(self, run: TrainingRun, outcome: Outcome) -> None:
+        super().on_end(run, outcome)
+        self._write_finished(run)
+
+    def on_exception(self, run: TrainingRun, error: BaseException) -> None:
+        self._write_finished(run, error)
+
+    def _write_finished(self, run: TrainingRun, error: BaseException | None = None) -> None:
         if self._written:
             return
         self._written = True
         if self.step_number > run.first_step:
             curves_png(self, run.output / "curves.png", run.name, run.steps_per_epoch)
-        if path := self._write_unfinished(run, report_page(run, self, self._when, self._traced(), sys.exception())):
-            self._announce(f"report: {path}")
+        if self._write(run, report_page(run, self, self._when, self._traced(), error)):
+            self._announce(f"report: {run.report}")
 
-    def _write_unfinished(self, run: RunInfo, page: str) -> Path | None:
+    def _write(self, run: TrainingRun, page: str) -> bool:
         path = self._path or run.output / "report.html"
-        return path if leave(path, page.encode()) else None
+        if written := leave(path, page.encode()):
+            run.report = path
+        return written
 
 
 def report_page(
-    run: RunInfo,
+    run: TrainingRun,
     history: History,
     when: datetime | None = None,
     traced: Traced | None = None,
@@ -123,7 +131,7 @@ def _message(history: History, error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def result(run: RunInfo, history: History, laid_out: Figures | None, message: str) -> dict[str, Any]:
+def result(run: TrainingRun, history: History, laid_out: Figures | None, message: str) -> dict[str, Any]:
     """Return the content of the result section: the message, the cards, and each metric with its last and best value."""
     rows = []
     for name, line in history.lines.items():
@@ -134,7 +142,7 @@ def result(run: RunInfo, history: History, laid_out: Figures | None, message: st
     return {"message": message, "cards": [*_cards(run, history, laid_out)], "metrics": metrics, "missing": run.first_step if history.missing else 0}
 
 
-def _cards(run: RunInfo, history: History, laid_out: Figures | None) -> Iterator[tuple[str, str, str]]:
+def _cards(run: TrainingRun, history: History, laid_out: Figures | None) -> Iterator[tuple[str, str, str]]:
     for name, line in history.lines.items():
         if "/" in name and len(line):
             last, best, at = _last_and_best(name, line)
@@ -153,7 +161,7 @@ def _cards(run: RunInfo, history: History, laid_out: Figures | None) -> Iterator
         yield "memory", size_text(laid_out.largest), "on the rank with the largest total"
 
 
-def _before(run: RunInfo) -> str:
+def _before(run: TrainingRun) -> str:
     """Describe earlier parts of the run; "" if this is the first."""
     if not run.first_step:
         return ""
@@ -168,13 +176,13 @@ def _last_and_best(name: str, line: Line) -> tuple[str, str, str]:
     return metric_text(name, line.last), metric_text(name, float(values[best])), f"{line.steps[best]:,}"
 
 
-def curves(run: RunInfo, history: History) -> dict[str, str]:
+def curves(run: TrainingRun, history: History) -> dict[str, str]:
     """Return the charts of loss, metrics, learning rate and speed."""
     last = history.step_number if history.outcome is not None else max(run.steps, history.step_number)
     return {name: chart_svg(f"{name} by step", partial(draw_curves, name=name, curves=lines, last=last)) for name, lines in history.pictures()}
 
 
-def timing(run: RunInfo, history: History, traced: Traced | None) -> dict[str, Any]:
+def timing(run: TrainingRun, history: History, traced: Traced | None) -> dict[str, Any]:
     """Return the parts of the run's time, the distribution of step times, and the trace of `--profile`."""
     if not history.seconds:
         return {}
@@ -247,7 +255,7 @@ def _rest(laid_out: Figures, ranks: int) -> list[str]:
     return [f"The first {shown} of {ranks} ranks are shown"] if shown < ranks else []
 
 
-def checkpoints(run: RunInfo, history: History) -> TextTable | None:
+def checkpoints(run: TrainingRun, history: History) -> TextTable | None:
     """Return a table of saved checkpoints with their paths and sizes, or None without checkpoints."""
     rows = [(f"{step:,}", _relative(path, run.output), _size(path)) for step, path in history.checkpoints]
     if run.resumed_from is not None:

@@ -26,12 +26,15 @@ from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.config.keys import default_at
 from jobflow.trainer.facts import sizes_of
 from jobflow.trainer.fingerprint import Fingerprint
+from jobflow.trainer.optimizing import RATE_FACTOR
 
 T = TypeVar("T")
 
 #: advice for a training without a readable checkpoint
 NEVER = "use the jobflow version that saved them, or correct permissions and limits; --resume never starts a new run and renames the checkpoints"
 PRECISION = "strategy.precision"
+#: beginnings of the names of variables that other settings create
+VARYING = (NOT_FINITE, "System-Train-DynamicLossScale", RATE_FACTOR)
 #: keys of the configuration that must not change
 FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name", "freeze")
 
@@ -52,6 +55,9 @@ class Progress:
     early: dict[str, Any] | None = None
     #: seconds of training, over all runs
     seconds: float = 0.0
+    #: states of callbacks by name, and the callback that stopped the run with its reason
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    stop: dict[str, str] | None = None
 
     def extra(self, plain: Mapping[str, Any], samples: Samples | Stream) -> dict[str, Any]:
         """Return a checkpoint's entries in addition to variables, seed, run counts and layout; `samples` are the training samples."""
@@ -63,7 +69,8 @@ class Progress:
             "facts": plainly(samples.facts),
             "sizes": sizes_of(samples),
             "fields": {name: [list(field.shape), field.dtype.name] for name, field in samples.fields.items()},
-            "trainer": {"evaluated": self.evaluated, "early": self.early, "seconds": self.seconds},
+            "trainer": {"evaluated": self.evaluated, "early": self.early, "seconds": self.seconds, "stop": self.stop},
+            "callbacks": self.callbacks,
         }
 
     @classmethod
@@ -84,6 +91,8 @@ class Progress:
                 whole(own["evaluated"]),
                 early,
                 float(own["seconds"]),
+                dict(extra.get("callbacks", {})),
+                None if own.get("stop") is None else {name: str(own["stop"][name]) for name in ("entry", "key", "reason")},
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(
@@ -314,23 +323,31 @@ def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint |
     Raises: ConfigError if the configurations determine different losses.
     Raises: ReplacedError if another process replaced the checkpoint during the read.
     """
-    entries = together(session, lambda: dict(store.load(path).extra))
+    entries, adjusted = together(session, lambda: _inspected(path))
     progress = Progress.of(entries, path)
     check_same(path, entries["config"], loaded)
     if program is not None:
         text = program.check(path, entries.get("fingerprint"), loaded.config.checkpoint.accept_changed_model)
         if text and session.writes_files:
             notice(text)
-    loaded_entries = _load(session, path, same=_at(entries["config"], PRECISION) == loaded.config.strategy.precision)
+    same = _at(entries["config"], PRECISION) == loaded.config.strategy.precision and adjusted == (RATE_FACTOR in session.variables)
+    loaded_entries = _load(session, path, same)
     if json.dumps(loaded_entries, sort_keys=True) != json.dumps(entries, sort_keys=True):
         raise ReplacedError(f"checkpoint {path} was replaced by another process during the read; resume again")
     return progress
 
 
+def _inspected(path: AnyPath) -> tuple[dict[str, Any], bool]:
+    """Return the extra entries of a checkpoint, and True if it contains the factor of the learning rate."""
+    saved = store.load(path)
+    return dict(saved.extra), RATE_FACTOR in saved
+
+
 def _load(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
     """Load variables from the checkpoint `path`, and return its extra entries.
 
-    If `same` is False, the precision differs from the checkpoint's; the loss scale then restarts at its initial value.
+    If `same` is False, the precision differs from the checkpoint's, or only one of both runs has callbacks that may change the learning rate. The
+    loss scale or the factor of the rate then starts at its initial value.
     """
     try:
         return _loaded(session, path, same)
@@ -344,7 +361,7 @@ def _loaded(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
     if same:
         return sessions.load(session, path, what="--resume")
     there = together(session, lambda: set(store.load(path)))
-    lacking = [name for name in session.variables if name not in there and not name.startswith((NOT_FINITE, "System-Train-DynamicLossScale"))]
+    lacking = [name for name in session.variables if name not in there and not name.startswith(VARYING)]
     if lacking:
         raise CheckpointError(
             f"{path} lacks the variable {lacking[0]}, so training cannot resume from this checkpoint; start again with --resume never"

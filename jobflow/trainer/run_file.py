@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, field
 from pathlib import Path
@@ -19,11 +18,12 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import FileError
 from jobflow.core.notices import notice
 from jobflow.storage.untrusted import HEADER, content, json_tree
-from jobflow.trainer.watching import ENDS, EvaluationReport, Outcome, RunInfo, StepReport, Watcher, leave
+from jobflow.trainer.callbacks import Callback
+from jobflow.trainer.training_run import ENDS, EvaluationReport, Outcome, StepReport, TrainingRun, leave
 
 NAME = "run.json"
 #: kinds of ends of runs without remaining work
-COMPLETE = ("end", "early")
+COMPLETE = ("end", "early", "callback")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunRecord:
 
     @property
     def is_complete(self) -> bool:
-        """True if the run reached its regular end or stopped early."""
+        """True if the run reached its regular end or was stopped early or by a callback."""
         return self.stopped in COMPLETE
 
     def best(self, metric: str, mode: str) -> tuple[float, int] | None:
@@ -103,10 +103,13 @@ def _finite_values(tree: Any) -> dict[str, float]:
     return {str(name): value for name, value in tree.items() if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
-class RunFile(Watcher):
+class RunFile(Callback):
     """A callback that writes `run.json` to the folder of the run."""
 
-    def started(self, run: RunInfo) -> None:
+    observes = True
+    _ended = False
+
+    def on_start(self, run: TrainingRun) -> None:
         self._began = perf_counter()
         self._step, self._ended = run.first_step, False
         self._metrics: dict[str, float] = {}
@@ -115,7 +118,7 @@ class RunFile(Watcher):
             self._continue(run)
         self._write(run)
 
-    def _continue(self, run: RunInfo) -> None:
+    def _continue(self, run: TrainingRun) -> None:
         """Take over the evaluations before the first step from an earlier part of the run."""
         try:
             earlier = read_run(run.output)
@@ -127,26 +130,25 @@ class RunFile(Watcher):
         self._metrics = dict(earlier.metrics)
         self._evaluations = [one for one in earlier.evaluations if one["step"] <= run.first_step]
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
+    def on_step(self, run: TrainingRun, report: StepReport) -> None:
         self._step = report.step
 
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
         self._metrics |= report.metrics
         self._evaluations = [one for one in self._evaluations if one["step"] != report.step]
         self._evaluations.append({"step": report.step, **report.metrics})
         self._write(run)
 
-    def finished(self, run: RunInfo, outcome: Outcome) -> None:
+    def on_end(self, run: TrainingRun, outcome: Outcome) -> None:
         self._metrics, self._step, self._ended = dict(outcome.metrics), outcome.step, True
         self._write(run, outcome.stopped, outcome.message)
 
-    def closed(self, run: RunInfo) -> None:
-        error = sys.exception()
-        if not self._ended and error is not None:
+    def on_exception(self, run: TrainingRun, error: BaseException) -> None:
+        if not self._ended:
             self._ended = True
             self._write(run, "failed", f"{type(error).__name__}: {error}")
 
-    def _write(self, run: RunInfo, stopped: str = "", message: str = "") -> None:
+    def _write(self, run: TrainingRun, stopped: str = "", message: str = "") -> None:
         seconds = run.seconds_before + perf_counter() - self._began
         record = RunRecord(run.name, run.loaded.plain, self._step, run.steps, stopped, message, round(seconds, 3), self._metrics, self._evaluations)
         path = run.output / NAME

@@ -24,7 +24,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.engine.session import Session
 from jobflow.program.commands import ExchangeItems
 from jobflow.runtime.world.launched import launched
-from jobflow.trainer.watching import INTERRUPTED
+from jobflow.trainer.training_run import INTERRUPTED
 
 #: seconds between two exchanges
 PERIOD = 0.2

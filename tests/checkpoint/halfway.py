@@ -22,9 +22,10 @@ from jobflow import cli, nn
 from jobflow.engine.session import started_session
 from jobflow.storage import sessions, store
 from jobflow.storage.series import Series
+from jobflow.trainer import run as runs
 from jobflow.trainer import train
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.config import load
-from jobflow.trainer.watching import RunInfo, StepReport, Watcher
 
 #: steps until it is saved
 BEFORE = 3
@@ -391,11 +392,13 @@ def samples() -> dict[str, Any]:
     return {"x": drawn.standard_normal((26, WIDTH)).astype(np.float32), "labels": drawn.randint(0, CLASSES, 26).astype(np.int32)}
 
 
-class Losses(Watcher):
+class Losses(Callback):
+    observes = True
+
     def __init__(self) -> None:
         self.of: dict[int, float] = {}
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
+    def on_step(self, run: runs.Run, report: runs.StepReport) -> None:
         self.of[report.step] = report.loss
 
 

@@ -25,10 +25,11 @@ from crashing import MPI_LIMIT, ROOT, in_child
 from faults import DEATHS, FAILURES, NEVER, Fault
 
 from jobflow.distributed import mpiexec
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.config import load
 from jobflow.trainer.jobs import Jobs
 from jobflow.trainer.loop import train
-from jobflow.trainer.watching import RunInfo, StepReport, Watcher
+from jobflow.trainer.training_run import Outcome, StepReport, TrainingRun
 
 STEPS = 30
 SAMPLES = 130
@@ -103,8 +104,10 @@ class Trial:
         return f"[{self.strike} on {self.first}, then on {self.then}{more}]"
 
 
-class Diary(Watcher):
+class Diary(Callback):
     """A callback that records step, loss and sample numbers of each step; it can end the process after one of them."""
+
+    observes = True
 
     def __init__(self, path: Path, strike: Strike) -> None:
         self.path, self.strike = path, strike
@@ -114,7 +117,7 @@ class Diary(Watcher):
     def seen(self, batch: Any) -> None:
         self.sample_ids = np.rint(np.asarray(batch["points"][:])[:, 0] * SAMPLES).astype(int).tolist()
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
+    def on_step(self, run: TrainingRun, report: StepReport) -> None:
         with open(self.path, "a") as file:
             file.write(json.dumps({"step": report.step, "loss": report.loss, "samples": self.sample_ids}) + "\n")
         if report.step == self.strike.at and not self.strike.delay:
@@ -124,7 +127,7 @@ class Diary(Watcher):
             self._timer.daemon = True
             self._timer.start()
 
-    def closed(self, run: RunInfo) -> None:
+    def on_end(self, run: TrainingRun, outcome: Outcome) -> None:
         if self._timer is not None:
             self._timer.cancel()
 

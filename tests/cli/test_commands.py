@@ -73,7 +73,7 @@ class TestHelp:
         assert {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE)} == CODES
 
     def test_codes_are_those_of_training(self) -> None:
-        outcome = importlib.import_module("jobflow.trainer.watching")
+        outcome = importlib.import_module("jobflow.trainer.training_run")
         assert {code for code, _, _ in outcome.ENDS.values()} == set(CODES) - {1, 2, 141}
 
     def test_no_arguments_print_help_and_exit_with_the_usage_code(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,10 @@ import runpy
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.loop import train
-from jobflow.trainer.watching import EvaluationReport, Outcome, RunInfo, StepReport, Watcher
+from jobflow.trainer.training_run import EvaluationReport, Outcome, StepReport, TrainingRun
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs"
@@ -42,33 +43,37 @@ def shortened(name: str, images: Path, output: Path, steps: int, *settings: str)
     """A configuration of a small net that trains for so many steps, evaluates once and writes into `output`."""
     small = next(own for start, own in SETTINGS.items() if name.startswith(start))
     limits = ("training.epochs=null", f"training.steps={steps}", "evaluation.every_epochs=null", f"evaluation.every_steps={steps}")
-    quiet = (f"output={output}", "checkpoint.every_epochs=null", f"checkpoint.every_steps={steps}", "logging.progress=none")
+    quiet = (f"output={output}", "checkpoint.every_epochs=null", f"checkpoint.every_steps={steps}", "logging.progress=none", "logging.report=false")
     return whole(name, images, *small, *limits, *quiet, *settings)
 
 
 @dataclass
-class Seen(Watcher):
+class Seen(Callback):
     """The losses of a run's steps, its evaluations and checkpoints."""
+
+    observes = True
 
     losses: list[float] = field(default_factory=list)
     evaluations: list[EvaluationReport] = field(default_factory=list)
     saved_at: list[Path] = field(default_factory=list)
     ranks: int = 0
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: TrainingRun) -> None:
         self.ranks = run.ranks
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
+    def on_step(self, run: TrainingRun, report: StepReport) -> None:
         self.losses.append(report.loss)
 
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
         self.evaluations.append(report)
 
-    def saved(self, run: RunInfo, path: Path) -> None:
+    def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
         self.saved_at.append(path)
 
 
 def trained(loaded: Loaded) -> tuple[Seen, Outcome]:
     """What was seen of a run, and how it ended."""
     seen = Seen()
-    return seen, train(loaded, callbacks=[seen])
+    outcome = train(loaded, callbacks=[seen]).outcome
+    assert outcome is not None
+    return seen, outcome

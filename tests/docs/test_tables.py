@@ -12,7 +12,7 @@ from jobflow.cli import CODES
 from jobflow.core import errors
 from jobflow.data import READERS
 from jobflow.optim import lr_scheduler
-from jobflow.trainer.watching import ENDS
+from jobflow.trainer.training_run import ENDS
 
 
 def page(name: str) -> str:

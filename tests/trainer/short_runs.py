@@ -11,9 +11,10 @@ from unittest import mock
 import numpy as np
 
 from jobflow.data.batch import Batch
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.loop import Loop, train
-from jobflow.trainer.watching import EvaluationReport, Outcome, RunInfo, StepReport, Watcher
+from jobflow.trainer.training_run import EvaluationReport, Outcome, StepReport, TrainingRun
 
 SAMPLES, WIDTH, CLASSES = 26, 6, 4
 CONFIG = """
@@ -55,35 +56,37 @@ def loaded(file: Path, output: Path, *settings: str) -> Loaded:
     return load(file, (f"output={output}", *settings))
 
 
-class Recorder(Watcher):
+class Recorder(Callback):
     """A callback that records the events of a run, and the samples of each step."""
 
+    observes = True
+
     def __init__(self) -> None:
-        self.info: RunInfo | None = None
+        self.info: TrainingRun | None = None
         self.steps: dict[int, StepReport] = {}
         self.evaluations: dict[int, EvaluationReport] = {}
         self.sample_numbers: dict[int, list[int]] = {}
         self.saves: list[str] = []
         self.events: list[str] = []
 
-    def started(self, run: RunInfo) -> None:
+    def on_start(self, run: TrainingRun) -> None:
         self.info = run
-        self.events.append("started")
+        self.events.append("on_start")
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
+    def on_step(self, run: TrainingRun, report: StepReport) -> None:
         self.steps[report.step] = report
 
-    def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
+    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
         self.evaluations[report.step] = report
 
-    def saved(self, run: RunInfo, path: Path) -> None:
+    def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
         self.saves.append(path.name)
 
-    def finished(self, run: RunInfo, outcome: Any) -> None:
-        self.events.append("finished")
+    def on_end(self, run: TrainingRun, outcome: Any) -> None:
+        self.events.append("on_end")
 
-    def closed(self, run: RunInfo) -> None:
-        self.events.append("closed")
+    def on_exception(self, run: TrainingRun, error: BaseException) -> None:
+        self.events.append("on_exception")
 
     @property
     def losses(self) -> dict[int, float]:
@@ -102,11 +105,13 @@ class Recorder(Watcher):
             yield
 
 
-def run(config: Loaded, *more: Watcher, resume: str | None = None, **options: Any) -> tuple[Outcome, Recorder]:
+def run(config: Loaded, *more: Callback, resume: str | None = None, **options: Any) -> tuple[Outcome, Recorder]:
     """Train; return the outcome and its recorder."""
     recorder = Recorder()
     with recorder.numbering():
-        return train(config, resume=resume, callbacks=(recorder, *more), **options), recorder
+        ended = train(config, resume=resume, callbacks=(recorder, *more), **options)
+    assert ended.outcome is not None
+    return ended.outcome, recorder
 
 
 def check_same(recorder: Recorder, other: Recorder, steps: Sequence[int], close: float = 1e-6) -> None:

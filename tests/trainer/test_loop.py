@@ -12,7 +12,8 @@ from short_runs import CONFIG, SAMPLES, WIDTH, Recorder, check_same, loaded, run
 from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.storage import sessions, store
 from jobflow.trainer import train
-from jobflow.trainer.watching import NOT_FINITE, RunInfo, StepReport, Watcher
+from jobflow.trainer.callbacks import Callback
+from jobflow.trainer.training_run import NOT_FINITE, CallbackError, StepReport, TrainingRun
 
 PLAIN = CONFIG.replace(CONFIG[CONFIG.index("model:") : CONFIG.index("data:")], "model: {builder: 'nets_to_train:plain'}\n")
 
@@ -80,7 +81,7 @@ def test_callbacks_receive_events_in_order(folder: Path, alone: Recorder, tmp_pa
         8,
     )
     assert info.compiled() is not None
-    assert alone.events == ["started", "finished", "closed"]
+    assert alone.events == ["on_start", "on_end"]
     assert list(alone.evaluations) == [4, 8, 9], "after each epoch, and at the end"
     assert alone.evaluations[4].samples == SAMPLES and alone.evaluations[4].epoch == 1
     assert [report.samples for report in alone.steps.values()] == [8, 8, 8, 2, 8, 8, 8, 2, 8]
@@ -201,7 +202,7 @@ def test_only_a_failed_final_checkpoint_ends_the_run(
     closed = Recorder()
     with pytest.raises(CheckpointError, match="no space left"):
         run(loaded(folder / "run.yaml", tmp_path, "training.steps=4"), closed)
-    assert closed.events == ["started", "closed"]
+    assert closed.events == ["on_start", "on_exception"]
 
 
 class Late:
@@ -235,15 +236,16 @@ def test_errors_of_asynchronous_checkpoints_are_reported(
     assert "2 is complete, but the old one is left" in notices and "training continues without a checkpoint of step 3: full" in notices
 
 
-def test_callbacks_are_closed_after_errors(folder: Path, tmp_path: Path) -> None:
-    class Failing(Watcher):
-        def step(self, run: RunInfo, report: StepReport) -> None:
+def test_a_raising_callback_is_named_with_its_line(folder: Path, tmp_path: Path) -> None:
+    class Failing(Callback):
+        def on_step(self, run: TrainingRun, report: StepReport) -> None:
             raise OSError("the disk is gone")
 
     recorder = Recorder()
-    with pytest.raises(OSError, match="the disk is gone"):
+    message = r"callback .*:Failing: on_step at test_loop.py:\d+ raised OSError at step 1: the disk is gone; correct the callback or omit it"
+    with pytest.raises(CallbackError, match=message):
         run(loaded(folder / "run.yaml", tmp_path), recorder, Failing())
-    assert recorder.events == ["started", "closed"]
+    assert recorder.events == ["on_start", "on_exception"]
 
 
 def test_models_without_a_loss_raise(folder: Path, tmp_path: Path) -> None:

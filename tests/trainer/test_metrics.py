@@ -15,13 +15,14 @@ from short_runs import loaded, run, write_config
 
 from jobflow.core.errors import ConfigError
 from jobflow.trainer import lock
-from jobflow.trainer.metrics import JsonLines, Lines, Table, TensorBoard, metric_files
-from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.callbacks import Callback
+from jobflow.trainer.metrics import JsonLines, Lines, Table, TensorBoard
+from jobflow.trainer.training_run import EvaluationReport, StepReport, TrainingRun
 
 
-def info(output: Path, first_step: int = 0, steps: int = 6) -> RunInfo:
+def info(output: Path, first_step: int = 0, steps: int = 6) -> TrainingRun:
     config: Any = None
-    return RunInfo("run", config, output, 1, steps, first_step, 3, 30, 10)
+    return TrainingRun("run", config, output, 1, steps, first_step, 3, 30, 10)
 
 
 def step(number: int, **metrics: float) -> StepReport:
@@ -47,19 +48,19 @@ def test_lines_are_whole(tmp_path: Path) -> None:
 def test_json_resumes_after_the_checkpoint(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     first = JsonLines(file)
-    first.started(info(tmp_path))
+    first.on_start(info(tmp_path))
     for number in (1, 2, 3):
-        first.step(info(tmp_path), step(number, accuracy=0.5))
-    first.evaluated(info(tmp_path), EvaluationReport(3, 1, {"validation/loss": float("nan")}))
-    first.step(info(tmp_path), step(4))
-    first.closed(info(tmp_path))
+        first.on_step(info(tmp_path), step(number, accuracy=0.5))
+    first.on_evaluation(info(tmp_path), EvaluationReport(3, 1, {"validation/loss": float("nan")}))
+    first.on_step(info(tmp_path), step(4))
+    first.close()
     with open(file, "a") as out:
         out.write('{"step": 5, "epo')
     again = JsonLines(file)
-    again.started(info(tmp_path, first_step=3))
-    again.step(info(tmp_path, first_step=3), step(4))
-    again.saved(info(tmp_path), tmp_path)
-    again.closed(info(tmp_path))
+    again.on_start(info(tmp_path, first_step=3))
+    again.on_step(info(tmp_path, first_step=3), step(4))
+    again.on_checkpoint(info(tmp_path), tmp_path)
+    again.close()
     written = records(file)
     assert [(one["step"], one["epoch"]) for one in written] == [(1, 0), (2, 0), (3, 0), (3, 1), (4, 1)]
     assert written[0] == {
@@ -67,35 +68,35 @@ def test_json_resumes_after_the_checkpoint(tmp_path: Path) -> None:
     }  # fmt: skip
     assert written[3]["validation/loss"] is None
     fresh = JsonLines(file)
-    fresh.started(info(tmp_path))
-    fresh.closed(info(tmp_path))
+    fresh.on_start(info(tmp_path))
+    fresh.close()
     assert not records(file), "a run that begins anew begins with an empty file"
 
 
 def test_steps_are_written_at_the_interval(tmp_path: Path) -> None:
     run = info(tmp_path, steps=11)
     lines = JsonLines(tmp_path / "metrics.jsonl", every=4)
-    lines.started(run)
+    lines.on_start(run)
     for number in range(1, 12):
-        lines.step(run, step(number))
-    lines.closed(run)
+        lines.on_step(run, step(number))
+    lines.close()
     assert [one["step"] for one in records(tmp_path / "metrics.jsonl")] == [1, 4, 8, 11]
 
 
 def test_a_table_grows_columns(tmp_path: Path) -> None:
     file, run = tmp_path / "metrics.csv", info(tmp_path)
     table = Table(file)
-    table.started(run)
-    table.step(run, step(1))
-    table.evaluated(run, EvaluationReport(1, 0, {"validation/loss": 2.5}))
-    table.step(run, step(2, **{"odd, name": 3.0}))
-    table.closed(run)
+    table.on_start(run)
+    table.on_step(run, step(1))
+    table.on_evaluation(run, EvaluationReport(1, 0, {"validation/loss": 2.5}))
+    table.on_step(run, step(2, **{"odd, name": 3.0}))
+    table.close()
     rows = list(csv.DictReader(file.read_text().splitlines()))
     assert [row["validation/loss"] for row in rows] == ["", "2.5", ""] and rows[2]["train/odd, name"] == "3.0"
     again = Table(file)
-    again.started(info(tmp_path, first_step=1))
-    again.step(run, step(2))
-    again.closed(run)
+    again.on_start(info(tmp_path, first_step=1))
+    again.on_step(run, step(2))
+    again.close()
     rows = list(csv.DictReader(file.read_text().splitlines()))
     assert [row["step"] for row in rows] == ["1", "1", "2"] and rows[1]["validation/loss"] == "2.5"
 
@@ -105,7 +106,7 @@ def test_a_resumed_run_leaves_the_files_of_one_that_was_not(tmp_path: Path) -> N
     for output, ends in (("whole", [7]), ("parts", [3, 5, 7])):
         for end in ends:
             config = loaded(file, tmp_path / output, f"training.steps={end}", "optimizer.schedule.steps=9", "logging.every_steps=1")
-            run(config, *metric_files(config.config, tmp_path / output))
+            run(config)
     whole, parts = (records(tmp_path / output / "metrics.jsonl") for output in ("whole", "parts"))
     timeless = [{k: v for k, v in one.items() if k not in ("seconds", "samples_per_second")} for one in whole]
     assert [one["step"] for one in whole if "train/loss" in one] == list(range(1, 8))
@@ -141,11 +142,11 @@ def test_tensorboard_gets_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorboardX", module)
     board, run = TensorBoard(tmp_path), info(tmp_path, first_step=4)
-    board.started(run)
-    board.evaluated(run, EvaluationReport(5, 1, {"validation/loss": 2.0}))
-    board.saved(run, tmp_path)
-    board.closed(run)
-    board.closed(run)
+    board.on_start(run)
+    board.on_evaluation(run, EvaluationReport(5, 1, {"validation/loss": 2.0}))
+    board.on_checkpoint(run, tmp_path)
+    board.close()
+    board.close()
     assert written == [(str(tmp_path), 5), ("validation/loss", 2.0, 5), "flush", "close"]
 
 
@@ -155,8 +156,8 @@ def test_an_output_folder_that_is_removed_during_training_is_created_again(
     monkeypatch.setattr(lock, "BEAT", 0.01)
     out, locked = tmp_path / "out", []
 
-    class Remover(Watcher):
-        def step(self, run: RunInfo, report: StepReport) -> None:
+    class Remover(Callback):
+        def on_step(self, run: TrainingRun, report: StepReport) -> None:
             if report.step == 4:
                 out.rename(tmp_path / "removed")
                 shutil.rmtree(tmp_path / "removed")
@@ -166,7 +167,7 @@ def test_an_output_folder_that_is_removed_during_training_is_created_again(
                 locked.append((out / lock.NAME).exists())
 
     config = loaded(write_config(tmp_path), out, "logging.csv=true")
-    run(config, Remover(), *metric_files(config.config, out))
+    run(config, Remover())
     assert locked == [True] and not (out / lock.NAME).exists()
     assert [record["step"] for record in records(out / "metrics.jsonl")] == [4, 4, 5, 6, 7, 8, 8, 9, 9]
     with open(out / "metrics.csv") as file:

@@ -14,7 +14,7 @@ from short_runs import CONFIG, SAMPLES, Recorder, loaded, run, samples, write_co
 from test_processes_that_train import PATHS
 
 from jobflow.core.errors import ArgumentError, ShapeError
-from jobflow.trainer.watching import NOT_FINITE
+from jobflow.trainer.training_run import NOT_FINITE
 
 MODULE = CONFIG.replace(CONFIG[CONFIG.index("model:") : CONFIG.index("data:")], "model: {builder: 'nets_to_train:Scores'}\n")
 STRATEGIES: dict[str, tuple[str, ...]] = {

@@ -23,7 +23,7 @@ from jobflow.storage.remote import RemotePath
 from jobflow.trainer.config import load
 from jobflow.trainer.evaluate import evaluate
 from jobflow.trainer.resume import Progress, check_alike, check_configurations, differences
-from jobflow.trainer.watching import Outcome
+from jobflow.trainer.training_run import Outcome
 
 STEPS = 9
 

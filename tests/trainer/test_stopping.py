@@ -13,8 +13,9 @@ import pytest
 from short_runs import CONFIG, check_same, loaded, run, write_config
 
 from jobflow.trainer import stopping
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.stopping import Agreement, Clock, Early, Request, Signals, end_of_allocation
-from jobflow.trainer.watching import AGAIN, INTERRUPTED, Outcome, RunInfo, StepReport, Watcher
+from jobflow.trainer.training_run import AGAIN, INTERRUPTED, Outcome, StepReport, TrainingRun
 
 # -------------------------------------------------------------------- early stopping
 
@@ -155,13 +156,13 @@ def test_the_end_of_the_time_is_a_reason_to_stop() -> None:
 # -------------------------------------------------------------------- signals
 
 
-class At(Watcher):
+class At(Callback):
     """A callback that sends this process signals after a step."""
 
     def __init__(self, step: int, *signals: int) -> None:
         self.when, self.signals = step, signals
 
-    def step(self, run: RunInfo, report: StepReport) -> None:
+    def on_step(self, run: TrainingRun, report: StepReport) -> None:
         if report.step == self.when:
             for number in self.signals:
                 os.kill(os.getpid(), number)

@@ -18,10 +18,10 @@ from short_runs import CONFIG, write_config
 
 from jobflow.cli import main
 from jobflow.core.errors import ConfigError, FileError
-from jobflow.trainer import train
+from jobflow.trainer import Callback, train
 from jobflow.trainer.config import ConfigErrors
 from jobflow.trainer.config.sweep_schema import Choice, LogUniform, Uniform, WholeNumber
-from jobflow.trainer.run_file import RunFile, read_run
+from jobflow.trainer.run_file import read_run
 from jobflow.trainer.sweep import SweepResult, run_sweep
 from jobflow.trainer.sweep.parallel_trials import parts
 from jobflow.trainer.sweep.trials import Trials, folder_name, random_values, sweep_setting
@@ -181,14 +181,15 @@ def test_an_error_of_one_trial_does_not_end_the_others(file: Path, tmp_path: Pat
 
 
 def test_an_interrupted_sweep_continues_exactly(grid: SweepResult, file: Path, tmp_path: Path) -> None:
-    class Interrupt(RunFile):
-        def step(self, run: Any, report: Any) -> None:
-            super().step(run, report)
+    class Interrupt(Callback):
+        observes = True
+
+        def on_step(self, run: Any, report: Any) -> None:
             if report.step == 2 and "0.05" in run.name:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     sweep = "optimizer.lr=0.05,0.001"
-    stopped = swept(file, tmp_path / "out", sweep, watchers=lambda loaded: [Interrupt()])
+    stopped = swept(file, tmp_path / "out", sweep, callbacks=lambda loaded: [Interrupt()])
     assert (stopped.exit_code, len(stopped.waiting)) == (75, 1) and stopped.results[0].is_interrupted
     assert "2 trials did not finish" in "\n".join(stopped.lines("run.yaml"))
     result = swept(file, tmp_path / "out", sweep)
@@ -208,13 +209,14 @@ def test_damaged_states_raise(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_two_sweeps_in_a_folder_raise(file: Path, tmp_path: Path) -> None:
-    class Second(RunFile):
-        def started(self, run: Any) -> None:
-            super().started(run)
+    class Second(Callback):
+        observes = True
+
+        def on_start(self, run: Any) -> None:
             with pytest.raises(ConfigError, match="is in use"):
                 swept(file, tmp_path / "out", "seed=1,2")
 
-    assert swept(file, tmp_path / "out", "seed=1", watchers=lambda loaded: [Second()]).exit_code == 0
+    assert swept(file, tmp_path / "out", "seed=1", callbacks=lambda loaded: [Second()]).exit_code == 0
 
 
 def test_the_command_lists_trials_with_a_dry_run(file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

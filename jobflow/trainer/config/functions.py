@@ -42,6 +42,7 @@ def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | N
             checks.reader(f"data.{part}")
     checks.resume()
     checks.loss()
+    checks.callbacks()
     return checks.builder()
 
 
@@ -93,6 +94,22 @@ class _Checks:
         without = frozenset(one.name for one in positional[:2]) | (frozenset() if ":" in name else _OF_TRAINER)
         model = arguments_model(function, _needed(function) - without, without)
         self.arguments(model, "model.loss_arguments", f"loss {name}", "model.loss")
+
+    def callbacks(self) -> None:
+        from jobflow.trainer.callbacks import Callback  # NumPy
+
+        listed = self.tree.get("callbacks")
+        for i in range(len(listed) if isinstance(listed, list) else 0):
+            path = f"callbacks.{i}"
+            name = self.valid_value(f"{path}.callback")
+            kind = self.imported(f"{path}.callback", name) if isinstance(name, str) else None
+            if kind is None:
+                continue
+            if not inspect.isclass(kind) or not issubclass(kind, Callback):
+                what = "a class that is not derived from jobflow.trainer.Callback" if inspect.isclass(kind) else f"of type {type(kind).__name__}"
+                self.report(f"{path}.callback", f"{name} is {what}", "a callback is a class such as: class Stop(jobflow.trainer.Callback)")
+                continue
+            self.arguments(arguments_model(kind, _needed(kind)), f"{path}.arguments", f"callback {name}", f"{path}.callback")
 
     def builder(self) -> Callable[..., Any] | None:
         name = self.valid_value("model.builder")

@@ -67,7 +67,8 @@ def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_out
     written = [*files.names, *(origin_of(setting).file for setting in settings)]
     if files.unread:
         problems.stop_if_any(written)
-    tree = inherited(with_start_map(with_layer_maps(resolved(with_derived(tree, str(path)), problems))), problems)
+    tree = with_callback_maps(with_start_map(with_layer_maps(resolved(with_derived(tree, str(path)), problems))))
+    tree = inherited(tree, problems)
     config = Validation(tree, problems).check()
     rules.check(tree, problems)
     builder = functions.check(tree, problems, os.path.dirname(str(path))) if look_outside else None
@@ -112,6 +113,15 @@ def with_start_map(tree: Tree) -> Tree:
     """Replace a path as `start_from` by a map with this path."""
     path = tree.get("start_from")
     return tree.having(("start_from",), {"path": path}, tree.mark(("start_from",))) if isinstance(path, str) else tree
+
+
+def with_callback_maps(tree: Tree) -> Tree:
+    """Replace callbacks without arguments, such as `- own:Stop`, by maps."""
+    callbacks = tree.get("callbacks")
+    if not isinstance(callbacks, list):
+        return tree
+    maps = [{"callback": one} if isinstance(one, str) else one for one in callbacks]
+    return Tree(replaced(tree.plain, ("callbacks",), maps), tree.marks)
 
 
 # -------------------------------------------------------------------- files and settings

@@ -392,6 +392,13 @@ class StartFrom(Section):
     strict: Annotated[bool, key("an error if the file lacks a variable; false: the variable keeps its initial value")] = True
 
 
+class Callback(Section):
+    """A callback of the run: a class derived from `jobflow.trainer.Callback`, and its arguments."""
+
+    callback: Annotated[str, key('a class of callbacks, as "module:Class"', pattern=IMPORT_PATH)]
+    arguments: Annotated[dict[str, Any], key("keyword arguments of the class", "args kwargs params", default_factory=dict)]
+
+
 class TrainConfig(Section):
     """A training run."""
 
@@ -411,3 +418,4 @@ class TrainConfig(Section):
     checkpoint: Annotated[Checkpoint, key("checkpoints", "save ckpt checkpoints")]
     logging: Annotated[Logging, key("progress and metrics files", "log logger")] = Logging()
     sweep: Annotated[Sweep | None, key("several trainings with other values; null: one training", "hyperparameter_search search")] = None
+    callbacks: Annotated[tuple[Callback, ...], key('objects whose methods the trainer calls; an entry may be "module:Class" alone')] = ()

@@ -27,7 +27,7 @@ from jobflow.runtime.world.environment import usable_cores
 from jobflow.trainer.run_file import RunRecord
 from jobflow.trainer.sweep.trial_results import record_of
 from jobflow.trainer.sweep.trials import Trial
-from jobflow.trainer.watching import ENDS
+from jobflow.trainer.training_run import ENDS
 
 #: seconds between polls of the processes
 TICK = 0.1

@@ -19,20 +19,21 @@ from jobflow.core.notices import notice
 from jobflow.runtime.interrupts import is_interrupt
 from jobflow.runtime.world.launched import launched
 from jobflow.storage.remote import is_remote
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.sweep_rules import MOST_TRIALS
 from jobflow.trainer.evaluate import rows_of
+from jobflow.trainer.folders import make_directory
 from jobflow.trainer.jobs import prepared, session_of
 from jobflow.trainer.lock import lock_of
-from jobflow.trainer.loop import make_directory, train
+from jobflow.trainer.loop import train
 from jobflow.trainer.resume import together
-from jobflow.trainer.run_file import RunFile, RunRecord
+from jobflow.trainer.run_file import RunRecord
 from jobflow.trainer.sweep.parallel_trials import Processes
 from jobflow.trainer.sweep.tpe import suggested
 from jobflow.trainer.sweep.trial_results import Result, SweepResult, earlier_trials, is_complete, record_of, result_of
 from jobflow.trainer.sweep.trials import Trial, Trials
 from jobflow.trainer.units import metric_text
-from jobflow.trainer.watching import Watcher
 
 T = TypeVar("T")
 #: attempts to find values that no trial had
@@ -46,13 +47,13 @@ def run_sweep(
     resume: str | None = None,
     jobs: int | None = None,
     time_limit: float | None = None,
-    watchers: Callable[[Loaded], Sequence[Watcher]] = lambda loaded: [RunFile()],
+    callbacks: Callable[[Loaded], Sequence[Callback]] = lambda loaded: (),
     say: Callable[[str], None] = print,
 ) -> SweepResult:
     """Run all trials of the section `sweep` of a configuration file, and return their results.
 
-    `jobs` replaces sweep.jobs.  `watchers` returns the callbacks of a trial, one of which is a `RunFile`.  With several jobs, each trial is the
-    command `jobflow train` with its own callbacks.  `say` is called with a line per start and end of a trial.
+    `jobs` replaces sweep.jobs.  `callbacks` returns callbacks of a trial in addition to those of its configuration; with several jobs, each
+    trial is the command `jobflow train` without them.  `say` is called with a line per start and end of a trial.
     Raises: ConfigErrors with the problems of all trials before the first one; ConfigError if another sweep uses the folder.
     """
     trials = Trials(str(file), settings)
@@ -69,7 +70,7 @@ def run_sweep(
             notice(f"sweep.jobs {jobs}: the trials run one after another, each on all ranks")
         jobs = 1
     with _locked(trials):
-        sweep = Running(trials, resume or trials.base.config.checkpoint.resume, time_limit, watchers, say if _is_first() else lambda text: None)
+        sweep = Running(trials, resume or trials.base.config.checkpoint.resume, time_limit, callbacks, say if _is_first() else lambda text: None)
         sweep.plan(planned)
         return sweep.one_by_one() if jobs == 1 else sweep.several(jobs)
 
@@ -120,7 +121,7 @@ class Running:
     trials: Trials
     resume: str
     time_limit: float | None
-    watchers: Callable[[Loaded], Sequence[Watcher]]
+    callbacks: Callable[[Loaded], Sequence[Callback]]
     say: Callable[[str], None]
     results: list[Result] = field(default_factory=list)
     #: trials that have not started, in order
@@ -198,15 +199,13 @@ class Running:
 
     def _here(self, trial: Trial) -> RunRecord:
         try:
-            outcome = train(trial.loaded, resume=self.resume, callbacks=self.watchers(trial.loaded), time_limit=self.time_limit)
+            run = train(trial.loaded, resume=self.resume, callbacks=self.callbacks(trial.loaded), time_limit=self.time_limit)
         except Exception as error:
             if is_interrupt(error) or (launched() is not None and not isinstance(error, ConfigError)):
                 raise
             return self._failure(trial, cause_of(error))
-        if outcome.message:
-            self.say(f"jobflow: {outcome.message}")
         record = on_first_rank(self.trials, lambda: record_of(trial)) or RunRecord(trial.loaded.config.name, trial.loaded.plain)
-        return replace(record, stopped=outcome.stopped, message=outcome.message, step=outcome.step, metrics=dict(outcome.metrics))
+        return replace(record, stopped=run.stopped or "", message=run.message, step=run.step, metrics=dict(run.metrics))
 
     def _failure(self, trial: Trial, cause: str) -> RunRecord:
         record = on_first_rank(self.trials, lambda: record_of(trial)) or RunRecord(trial.loaded.config.name, trial.loaded.plain)

@@ -19,8 +19,8 @@ from jobflow.runtime.interrupts import INTERRUPTED
 from jobflow.storage.untrusted import HEADER, content, json_tree
 from jobflow.trainer.run_file import RunRecord, ending_text, read_run
 from jobflow.trainer.sweep.trials import Trial, Values, labels, value_text
+from jobflow.trainer.training_run import AGAIN, DONE
 from jobflow.trainer.units import duration_text, metric_text
-from jobflow.trainer.watching import AGAIN, DONE
 
 STATE = "sweep.json"
 TABLE = "sweep.csv"

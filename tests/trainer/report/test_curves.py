@@ -46,19 +46,19 @@ def test_a_run_leaves_a_picture_and_nothing_global_changes(tmp_path: Path) -> No
 def test_a_failed_run_leaves_a_picture_if_it_had_steps(tmp_path: Path) -> None:
     for last, left in ((5, True), (0, False)):
         report, run = Report(), info(tmp_path / str(last))
-        report.started(run)
+        report.on_start(run)
         for number in range(1, last + 1):
-            report.step(run, step_of(number))
-        report.closed(run)
+            report.on_step(run, step_of(number))
+        report.on_exception(run, ValueError("failed"))
         assert (run.output / "curves.png").exists() == left
     assert curves_png(History(), tmp_path / "none.png", "nothing") is None
 
 
 def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     history, run = History(), info(tmp_path)
-    history.started(run)
+    history.on_start(run)
     for number, loss in enumerate([1.0, math.nan, 3.0, math.inf], 1):
-        history.step(run, step_of(number, loss=loss))
+        history.on_step(run, step_of(number, loss=loss))
     assert list(history.lines["loss"].values) == [1.0, 3.0] and list(history.lines["loss"].steps) == [1, 3]
     assert curves_png(history, tmp_path / "some.png", "nan") is not None
 
@@ -66,7 +66,7 @@ def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
 def test_without_matplotlib_a_run_ends_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r'a report \(logging.report\) needs matplotlib: pip install "jobflow-sbp\[train\]"'):
-        Report().started(info(tmp_path))
+        Report().on_start(info(tmp_path))
 
 
 def test_curves_of_one_quantity_are_drawn_together(tmp_path: Path) -> None:

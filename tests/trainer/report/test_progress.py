@@ -47,9 +47,9 @@ def test_plain_lines_come_when_they_are_due(tmp_path: Path) -> None:
 def test_a_plain_line_has_the_numbers_of_its_step(tmp_path: Path) -> None:
     out = io.StringIO()
     progress, run = Progress("plain", 4, out), info(tmp_path, steps=8)
-    progress.started(run)
+    progress.on_start(run)
     for number in range(1, 9):
-        progress.step(run, step_of(number, loss=float(number), metrics={}))
+        progress.on_step(run, step_of(number, loss=float(number), metrics={}))
     assert re.findall(r"loss ([\d.]+)", out.getvalue()) == ["1", "4", "8"]
 
 
@@ -78,7 +78,7 @@ def test_a_bar_fits_any_width(tmp_path: Path, encoding: str, monkeypatch: pytest
         stream.encoding = encoding
         bar, run = Progress("bar", stream=stream), info(tmp_path, per_epoch=20)
         drive(bar, run, last=30)
-        bar.closed(run)
+        bar.close()
         lines = re.split("[\r\n]+", CODES.sub("", stream.getvalue()).rstrip())
         assert all(cell_len(line) <= width for line in lines if "validation" not in line), width
         texts[width] = lines[-1]
@@ -105,10 +105,10 @@ def test_the_terminal_is_restored_after_an_error(tmp_path: Path) -> None:
     progress, run = Progress("bar", stream=stream), info(tmp_path)
     drive(progress, run, last=3)
     hidden = stream.getvalue().rfind("\x1b[?25l")
-    progress.closed(run)
-    progress.closed(run)
+    progress.close()
+    progress.close()
     assert sys.stdout is before and stream.getvalue().rfind("\x1b[?25h") > hidden >= 0
-    Progress("bar", stream=stream).closed(run)  # nothing had begun
+    Progress("bar", stream=stream).close()  # nothing had begun
 
 
 def test_the_time_left_is_the_time_of_the_remaining_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +116,10 @@ def test_the_time_left_is_the_time_of_the_remaining_steps(tmp_path: Path, monkey
     monkeypatch.setattr(progress, "perf_counter", lambda: now[0])
     out = io.StringIO()
     plain, run = Progress("plain", 1, out), info(tmp_path)
-    plain.started(run)
+    plain.on_start(run)
     now[0] = 100.0  # the first step compiles
     for number in range(1, 22):
-        plain.step(run, step_of(number, seconds=100.0 if number == 1 else 2.0))
+        plain.on_step(run, step_of(number, seconds=100.0 if number == 1 else 2.0))
         now[0] += 2.0
     first, second, *_, last = [line for line in out.getvalue().splitlines() if line.startswith("step ")]
     assert "left" not in first and "0.16 samples/s" in first and "8 samples/s" in second
@@ -129,6 +129,6 @@ def test_the_time_left_is_the_time_of_the_remaining_steps(tmp_path: Path, monkey
 def test_a_stream_has_no_number_of_epochs(tmp_path: Path) -> None:
     out = io.StringIO()
     progress, run = Progress("plain", 1, out), info(tmp_path, per_epoch=0)
-    progress.started(run)
-    progress.step(run, step_of(1))
+    progress.on_start(run)
+    progress.on_step(run, step_of(1))
     assert "  epoch 1  " in out.getvalue()

@@ -75,8 +75,8 @@ def page_of_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Reader]:
     saved = folder / "out" / "checkpoints" / "step-00000080"
     saved.mkdir(parents=True)
     (saved / "data").write_bytes(bytes(2048))
-    report.saved(run, folder / "out" / "checkpoints" / "step-00000040")
-    report.saved(run, saved)
+    report.on_checkpoint(run, folder / "out" / "checkpoints" / "step-00000040")
+    report.on_checkpoint(run, saved)
     end(report, run)
     assert notices == [f"report: {folder / 'out' / 'report.html'}"]
     text = (folder / "out" / "report.html").read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def test_pictures_show_what_was_measured(page_of_run: tuple[str, Reader]) -> Non
 )
 def test_other_endings_are_named(tmp_path: Path, stopped: str, word: str) -> None:
     report, run = Report(tmp_path / "page.html"), info(tmp_path, first=45)
-    report.started(run)
+    report.on_start(run)
     end(report, run, stopped=stopped, message="because of this & that")
     page = Reader((tmp_path / "page.html").read_text())
     assert word in page.words("") and "because of this & that" in page.words("result") and "45 of 120" in page.words("result")
@@ -135,15 +135,11 @@ def test_other_endings_are_named(tmp_path: Path, stopped: str, word: str) -> Non
 @pytest.mark.parametrize("last", [0, 2])
 def test_the_page_of_a_failed_run_has_the_reason(tmp_path: Path, last: int) -> None:
     report, run = Report(tmp_path / "page.html"), info(tmp_path)
-    with pytest.raises(ValueError, match="disk"):
-        try:
-            report.started(run)
-            for number in range(1, last + 1):
-                report.step(run, step_of(number))
-            raise ValueError("the <disk> is full")
-        finally:
-            report.closed(run)
-            report.closed(run)
+    report.on_start(run)
+    for number in range(1, last + 1):
+        report.on_step(run, step_of(number))
+    report.on_exception(run, ValueError("the <disk> is full"))
+    report.on_exception(run, ValueError("another"))
     page = Reader((tmp_path / "page.html").read_text())
     assert "failed" in page.words("") and "ValueError: the <disk> is full" in page.words("result")
     assert ("time" in page.sections) == (last > 0)
@@ -151,12 +147,12 @@ def test_the_page_of_a_failed_run_has_the_reason(tmp_path: Path, last: int) -> N
 
 def test_the_parts_of_the_time_add_up(tmp_path: Path) -> None:
     history, run = History(), info(tmp_path)
-    history.started(run)
+    history.on_start(run)
     history.began, clock = 100.0, 107.0
     for number in range(1, 11):
-        history.step(run, step_of(number, seconds=0.5, waited=0.1))
+        history.on_step(run, step_of(number, seconds=0.5, waited=0.1))
         history.first = clock
-    history.evaluated(run, evaluation_of(10))
+    history.on_evaluation(run, evaluation_of(10))
     history.latest = clock + 9 * 0.5 + 0.05 + 2.0
     parts = dict(where_time_went(history))
     assert sum(parts.values()) == pytest.approx(history.latest - 100.0)

@@ -9,9 +9,9 @@ from pathlib import Path
 from watched_run import drive, end, info
 
 from jobflow.cli.command_table import COMMANDS
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.chrome_trace import COMMUNICATION, COMPUTE, STEP, WAITING
 from jobflow.trainer.progress import Progress
-from jobflow.trainer.watching import Watcher
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
 
 def test_the_callback_of_the_page_runs(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    names: dict[str, type[Watcher]] = {}
+    names: dict[str, type[Callback]] = {}
     exec(program, names)
     callback, run = names["Slowest"](), info(tmp_path)
     drive(callback, run)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.engine.compiled import Compiled
+from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.config import Origin
-from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
+from jobflow.trainer.training_run import EvaluationReport, StepReport, TrainingRun
 
 PLAIN: dict[str, Any] = {
     "name": "digits & <letters>",
@@ -55,8 +56,10 @@ class Finished:
     message: str = ""
 
 
-def info(output: Path, *, steps: int = 120, first: int = 0, per_epoch: int = 40, compiled: Callable[[], Compiled | None] = lambda: None) -> RunInfo:
-    return RunInfo(PLAIN["name"], SourcedConfig(), output, 2, steps, first, per_epoch, 40 * 16, 16, None, compiled)
+def info(
+    output: Path, *, steps: int = 120, first: int = 0, per_epoch: int = 40, compiled: Callable[[], Compiled | None] = lambda: None
+) -> TrainingRun:
+    return TrainingRun(PLAIN["name"], SourcedConfig(), output, 2, steps, first, per_epoch, 40 * 16, 16, None, compiled)
 
 
 def step_of(number: int, per_epoch: int = 40, **changes: Any) -> StepReport:
@@ -75,15 +78,14 @@ def evaluation_of(number: int, per_epoch: int = 40) -> EvaluationReport:
     return EvaluationReport(number, number // per_epoch, {"validation/loss": loss, "validation/accuracy": 1 - loss / 3}, 0.05, 64)
 
 
-def drive(callback: Watcher, run: RunInfo, last: int | None = None) -> None:
+def drive(callback: Callback, run: TrainingRun, last: int | None = None) -> None:
     """Send all events from the start to step `last`, without an end."""
-    callback.started(run)
+    callback.on_start(run)
     for number in range(run.first_step + 1, (last or run.steps) + 1):
-        callback.step(run, step_of(number))
+        callback.on_step(run, step_of(number))
         if number % run.steps_per_epoch == 0:
-            callback.evaluated(run, evaluation_of(number))
+            callback.on_evaluation(run, evaluation_of(number))
 
 
-def end(callback: Watcher, run: RunInfo, **outcome: Any) -> None:
-    callback.finished(run, Finished(**outcome))
-    callback.closed(run)
+def end(callback: Callback, run: TrainingRun, **outcome: Any) -> None:
+    callback.on_end(run, Finished(**outcome))

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from jobflow.trainer import Callback
+
 
 def net(images: Any, labels: Any = None, *, classes: int = 10, width: float = 1.0, norm: Literal["batch", "layer"] = "batch") -> dict[str, Any]:
     return {"loss": images}
@@ -55,3 +57,8 @@ class Groups:
     @staticmethod
     def net(images: Any, labels: Any = None, *, classes: int = 10) -> dict[str, Any]:
         return {"loss": images}
+
+
+class Stop(Callback):
+    def __init__(self, last: int, below: float = 0.0) -> None:
+        self.last = last

@@ -1,0 +1,377 @@
+"""Calls of a run's callbacks: rank 0 calls them, and all ranks carry out their requests.
+
+    rank 0           callback.on_step: run.read("w")   run.lr = 0.1          Done
+    the others                         Read(("w",))    SetRate(0.5)          Done
+
+The exchange takes place only at events that a callback handles with requests, so a run with observers alone exchanges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import ConfigError, did_you_mean_or, is_users, user_line
+from jobflow.core.imports import function_named
+from jobflow.core.notices import notice
+from jobflow.engine.session import Session
+from jobflow.program.commands import ExchangeItems
+from jobflow.trainer.callbacks import Callback
+from jobflow.trainer.config import Loaded
+from jobflow.trainer.optimizing import RATE_FACTOR
+from jobflow.trainer.resume import together
+from jobflow.trainer.training_run import CallbackError, TrainingRun
+
+#: events at which callbacks may change parameters and the learning rate; others happen at times that depend on the speed of a disk
+CHANGING = ("on_start", "on_step", "on_evaluation")
+LOGGING = ("on_step", "on_evaluation")
+#: the syntax of a name that a callback logs
+LOGGED = r"[A-Za-z_][\w./ -]*"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A callback of a run: its name in messages, its class, and its arguments in the configuration."""
+
+    name: str
+    kind: type[Callback]
+    make: Callable[[], Callback]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The name and the arguments; a run that the callback stopped is complete as long as a callback has this key."""
+        return f"{self.name} {json.dumps(dict(self.arguments), sort_keys=True, default=str)}"
+
+
+def entries_of(loaded: Loaded, objects: Sequence[Callback]) -> list[Entry]:
+    """Return the callbacks of the configuration, then those passed to `train`; raise ConfigError for an object of another class."""
+    entries: list[Entry] = []
+    for one in loaded.config.callbacks:
+        kind: Any = function_named(one.callback)
+        entries.append(Entry(one.callback, kind, partial(kind, **one.arguments), one.arguments))
+    for each in objects:
+        if not isinstance(each, Callback):
+            what = f"the class {each.__name__}, pass an object of it" if isinstance(each, type) else f"{each!r:.100} of type {type(each).__name__}"
+            raise ConfigError(
+                f"train at {user_line()}: callbacks has {what}; a callback is an object of a class derived from jobflow.trainer.Callback"
+            )
+        name = type(each).__qualname__.rpartition("<locals>.")[2]
+        entries.append(Entry(f"{type(each).__module__}:{name}", type(each), partial(_itself, each)))
+    counts: dict[str, int] = {}
+    numbered = []
+    for entry in entries:
+        counts[entry.name] = number = counts.get(entry.name, 0) + 1
+        numbered.append(entry if number == 1 else Entry(f"{entry.name} ({number})", entry.kind, entry.make, entry.arguments))
+    return numbered
+
+
+def _itself(callback: Callback) -> Callback:
+    return callback
+
+
+# -------------------------------------------------------------------- requests, which every rank carries out
+
+
+@dataclass(frozen=True)
+class Read:
+    """The request for the value of a variable."""
+
+    name: str
+
+    def __call__(self, calls: Calls) -> Any:
+        return calls.session.read([self.name])[self.name]
+
+
+@dataclass(frozen=True)
+class Write:
+    """The request to set a variable; without effect after a step whose gradients were not finite, because the run ends with the state before it."""
+
+    name: str
+    value: Any
+
+    def __call__(self, calls: Calls) -> None:
+        if not calls.halted():
+            calls.session.write({self.name: self.value})
+
+
+@dataclass(frozen=True)
+class SetRate:
+    """The request to multiply the rates of the schedule by `factor`."""
+
+    factor: float
+
+    def __call__(self, calls: Calls) -> None:
+        if not calls.halted():
+            calls.session.write({RATE_FACTOR: np.array([self.factor])})
+            calls.factor = self.factor
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The request to stop the run."""
+
+    entry: str
+    key: str
+    reason: str
+
+    def __call__(self, calls: Calls) -> None:
+        if calls.stop is None:
+            calls.stop = self
+
+
+@dataclass(frozen=True)
+class Log:
+    """The request to record a value."""
+
+    name: str
+    value: float
+
+    def __call__(self, calls: Calls) -> None:
+        calls.run.logged[self.name] = calls.run.metrics[self.name] = self.value
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of the requests of an event; `error` is the message of the callback that raised an exception."""
+
+    error: str | None = None
+
+
+# -------------------------------------------------------------------- calls
+
+
+@dataclass
+class Calls:
+    """The callbacks of a run on one rank, and the decisions of the callbacks, which are equal on all ranks."""
+
+    session: Session
+    run: TrainingRun
+    entries: Sequence[Entry]
+    #: callbacks of the configuration's `logging`, and the recorder of the run; every rank calls its own
+    recorders: Sequence[Callback]
+    #: the scheduled rate of the next step
+    rate: Callable[[], float]
+    #: True after a step that changed no variable, because its gradients were not finite
+    halted: Callable[[], bool]
+    factor: float = 1.0
+    stop: Stop | None = None
+
+    def __post_init__(self) -> None:
+        self._objects: dict[str, Callback] = {}
+        self._event = ""
+        self._caller: Entry | None = None
+        self._broken: BaseException | None = None
+
+    @property
+    def acts(self) -> bool:
+        """True if a callback may make requests to the run."""
+        return any(not entry.kind.observes for entry in self.entries)
+
+    @property
+    def first(self) -> bool:
+        """True in the process of rank 0, which calls the callbacks."""
+        return self.session.writes_files
+
+    def make(self, states: Mapping[str, Any]) -> None:
+        """Create the callbacks on rank 0, and restore their states from a checkpoint.  Collective."""
+        self._check_alike()
+        together(self.session, partial(self._make, states))
+        if RATE_FACTOR in self.session.variables:
+            self.factor = float(self.session.read([RATE_FACTOR])[RATE_FACTOR][0])
+
+    def _check_alike(self) -> None:
+        world = self.session.start()
+        if not world.multi:
+            return
+        first, *others = world.call(ExchangeItems([entry.name for entry in self.entries]))
+        for rank, other in enumerate(others, 1):
+            if other != first:
+                listed = [", ".join(names) or "none" for names in (first, other)]
+                raise ConfigError(f"train: rank 0 has the callbacks {listed[0]}, and rank {rank} has {listed[1]}; pass equal callbacks on all ranks")
+
+    def _make(self, states: Mapping[str, Any]) -> None:
+        for entry in self.entries:
+            self._objects[entry.name] = callback = self._guarded(entry, "the constructor", entry.make)
+            if entry.name in states:
+                self._guarded(entry, "load_state_dict", partial(callback.load_state_dict, states[entry.name]))
+
+    def states(self) -> dict[str, Any]:
+        """Return the states of the callbacks for a checkpoint.  Collective."""
+        if all(entry.kind.state_dict is Callback.state_dict for entry in self.entries):
+            return {}
+        return together(self.session, self._states)
+
+    def _states(self) -> dict[str, Any]:
+        states: dict[str, Any] = {}
+        for entry in self.entries:
+            state = self._guarded(entry, "state_dict", self._objects[entry.name].state_dict)
+            try:
+                if json.loads(json.dumps(state)) != state:
+                    raise TypeError("keys that are not texts, or tuples")
+            except (TypeError, ValueError) as error:
+                raise CallbackError(
+                    f"callback {entry.name}: state_dict returned a tree that JSON changes ({error}); return dicts with text keys, lists, numbers "
+                    f"that are finite, texts, booleans and None"
+                ) from None
+            if state:
+                states[entry.name] = state
+        return states
+
+    def call(self, event: str, *arguments: Any) -> None:
+        """Call the method `event` of all callbacks with the run and the arguments.  Collective if a callback with requests has the method."""
+        self.run.logged = {}
+        acting = [entry for entry in self.entries if not entry.kind.observes and handles(entry.kind, event)]
+        if acting:
+            self._act(acting, event, arguments)
+        if self.first:
+            for entry in self.entries:
+                if entry.kind.observes:
+                    self._guarded(entry, event, partial(getattr(self._objects[entry.name], event), self.run, *arguments))
+        for recorder in self.recorders:
+            getattr(recorder, event)(self.run, *arguments)
+
+    def failed(self, error: BaseException) -> None:
+        """Call `on_exception` of all callbacks of this process; report their own errors as notices, because `error` ended the run."""
+        self.run.controls = None
+        own = [(name, callback) for name, callback in self._objects.items()]
+        for name, callback in [*own, *((type(one).__name__, one) for one in self.recorders)]:
+            try:
+                callback.on_exception(self.run, error)
+            except Exception as other:  # noqa: BLE001 - code of the user
+                notice(f"callback {name}: on_exception{_line(other)} raised {type(other).__name__}: {other}; the run had failed before")
+
+    def _act(self, entries: Sequence[Entry], event: str, arguments: tuple[Any, ...]) -> None:
+        world = self.session.start()
+        if world.multi and not self.first:
+            while not isinstance(request := world.call(ExchangeItems(None, "requests of callbacks"))[0], Done):
+                request(self)
+            if request.error is not None:
+                raise CallbackError(request.error)
+            return
+        self._event, self.run.controls = event, self
+        try:
+            for entry in entries:
+                self._caller = entry
+                self._guarded(entry, event, partial(getattr(self._objects[entry.name], event), self.run, *arguments))
+        except CallbackError as error:
+            self._send(Done(str(error)))
+            raise
+        finally:
+            self.run.controls = None
+        self._send(Done())
+
+    def _guarded(self, entry: Entry, what: str, call: Callable[[], Any]) -> Any:
+        """Call a function of a callback; raise CallbackError, which names the callback and the user's line, from any exception."""
+        try:
+            return call()
+        except Exception as error:
+            if error is self._broken:
+                raise
+            if isinstance(error, CallbackError):
+                raise CallbackError(f"callback {entry.name}: {error}") from error
+            at = f"step {self.run.step:,}" if self.run.step else "the start"
+            raise CallbackError(
+                f"callback {entry.name}: {what}{_line(error)} raised {type(error).__name__} at {at}: {error}; correct the callback or omit it"
+            ) from error
+
+    def _send(self, request: Any) -> None:
+        world = self.session.start()
+        if world.multi:
+            try:
+                world.call(ExchangeItems(request, "requests of callbacks"))
+            except BaseException as error:
+                self._broken = error
+                raise
+
+    def _do(self, request: Callable[[Calls], Any]) -> Any:
+        """Carry out a request on all ranks, and return the result of this rank."""
+        self._send(request)
+        try:
+            return request(self)
+        except BaseException as error:
+            self._broken = error
+            raise
+
+    # ---------------------------------------------------------------- controls of the run, on rank 0
+
+    def lr(self) -> float:
+        return self.rate() * self.factor
+
+    def set_rate(self, rate: float) -> None:
+        self._check_event("lr", CHANGING)
+        base = self.rate()
+        if base == 0 and rate != 0:
+            raise CallbackError(
+                f"run.lr at {user_line()}: the schedule's rate of the next step is 0, which no factor makes {rate:g}; change it earlier"
+            )
+        if base != 0:
+            self._do(SetRate(rate / base))
+
+    def request_stop(self, reason: str) -> None:
+        self._check_event("stop", (*CHANGING, "on_checkpoint"))
+        assert self._caller is not None
+        self._do(Stop(self._caller.name, self._caller.key, reason))
+
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(name for name, variable in self.session.variables.items() if variable.trainable)
+
+    def read(self, name: str) -> Any:
+        self._check_name("read", name)
+        return np.array(self._do(Read(name)))
+
+    def write(self, name: str, value: Any) -> None:
+        self._check_event("write", CHANGING)
+        self._check_name("write", name)
+        type = self.session.variables[name].type
+        try:
+            array = np.asarray(value).astype(type.dtype.numpy)
+        except (TypeError, ValueError) as error:
+            raise CallbackError(f'run.write at {user_line()}: the value of "{name}" is no array of numbers: {error}') from None
+        if array.shape != type.shape:
+            raise CallbackError(
+                f'run.write at {user_line()}: variable "{name}" has shape {list(type.shape)}, and the value {list(array.shape)}; pass the same shape'
+            )
+        self._do(Write(name, array))
+
+    def log(self, name: str, value: float) -> None:
+        self._check_event("log", LOGGING)
+        if not re.fullmatch(LOGGED, name):
+            raise CallbackError(f'run.log at {user_line()}: "{name}" is no name of a value; write letters, digits, _, ., / and -')
+        if name in RESERVED or name.startswith(("train/", "validation/")):
+            raise CallbackError(f'run.log at {user_line()}: "{name}" is a value of the trainer; choose another name, such as "own/{name}"')
+        self._do(Log(name, value))
+
+    def _check_event(self, what: str, events: Sequence[str]) -> None:
+        if self._event not in events:
+            raise CallbackError(f"run.{what} at {user_line()}: {self._event} cannot use it; use it in {', '.join(events)}")
+
+    def _check_name(self, what: str, name: str) -> None:
+        variables = self.session.variables
+        if not isinstance(name, str) or name not in variables:
+            near = did_you_mean_or(str(name), variables, f"run.parameters lists them: {', '.join(self.parameters()[:4])} ...")
+            raise CallbackError(f'run.{what} at {user_line()}: the model has no variable "{name}"{near}')
+
+
+#: names of columns in metrics files
+RESERVED = ("step", "epoch", "rate", "seconds", "samples_per_second")
+
+
+def handles(kind: type[Callback], event: str) -> bool:
+    """Return True if a class of callbacks has its own method for an event."""
+    return getattr(kind, event) is not getattr(Callback, event)
+
+
+def _line(error: BaseException) -> str:
+    """Return " at FILE:LINE", the innermost line of the user that raised an error; "" without such a line."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_users(frame)]
+    return f" at {Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
