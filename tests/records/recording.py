@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,7 +34,7 @@ from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import Rank
-from jobflow.tensors.state import EagerState
+from jobflow.tensors.state import EagerState, building_now
 from jobflow.tools.explain import boxing_rows
 
 #: what is recorded of a run, as JSON has it
@@ -167,10 +168,12 @@ class Recorder:
     def _items(self, item: Any) -> Any:
         def watched(tensor: Tensor) -> Any:
             value = item(tensor)
-            self.number(this_rank(), "item", np.asarray(value))
+            if building_now() is None:
+                self.number(this_rank(), "item", np.asarray(value))
             return value
 
-        return watched
+        # traces of compiled functions do not observe functions of jobflow
+        return types.FunctionType(watched.__code__, {**globals(), "__name__": "jobflow.recorded"}, "item", None, watched.__closure__)
 
     def _makes(self, make: Any, kind: str) -> Any:
         def watched(instance: Any, *args: Any, **options: Any) -> None:

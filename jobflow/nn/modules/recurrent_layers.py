@@ -25,6 +25,13 @@ from jobflow.nn.parameter import Parameter
 __all__ = ["GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNBase", "RNNCell", "RNNCellBase"]
 
 
+def _boolean(what: str, name: str, value: Any) -> bool:
+    """Return the value; raise ArgumentError unless it is a bool, as PyTorch does for layers, but not for cells."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{what} at {user_line()}: {name} must be True or False; got {value!r}")
+    return value
+
+
 def _size(what: str, name: str, value: Any, least: int = 1) -> int:
     """Return a size as an int; raise ArgumentError for other values, below `least`, or above `LARGEST`."""
     if not least <= whole(what, name, value) <= LARGEST or isinstance(value, bool):
@@ -97,7 +104,7 @@ class RNNBase(_Recurrent):
         self.mode = one_of(what, "mode", mode, tuple(MODES))
         self.input_size, self.hidden_size = _size(what, "input_size", input_size), _size(what, "hidden_size", hidden_size)
         self.num_layers, self.proj_size = _size(what, "num_layers", num_layers), _size(what, "proj_size", proj_size, 0)
-        self.bias, self.batch_first = flag(what, "bias", bias), flag(what, "batch_first", batch_first)
+        self.bias, self.batch_first = _boolean(what, "bias", bias), _boolean(what, "batch_first", batch_first)
         self.bidirectional = flag(what, "bidirectional", bidirectional)
         if isinstance(dropout, bool) or not isinstance(dropout, int | float | np.number) or not 0 <= dropout <= 1:
             raise ArgumentError(f"{what} at {user_line()}: dropout must be a number in [0, 1]; got {dropout!r}")
