@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 
 from jobflow.cli.shared_options import add_configuration
 from jobflow.cli.train_command import loaded_from
@@ -28,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
     from jobflow.core.tables import TextTable
     from jobflow.runtime.world.launched import launched
     from jobflow.trainer.evaluate import evaluate
+    from jobflow.trainer.set_metrics.metric_names import class_texts
     from jobflow.trainer.units import metric_text
 
     report = evaluate(loaded_from(options), options.checkpoint, options.on)
@@ -35,8 +37,15 @@ def run(options: argparse.Namespace) -> int:
     if started is not None and started.rank > 0:
         return 0
     if options.json:
-        print(json.dumps({"step": report.step, "epoch": report.epoch, "samples": report.samples, "seconds": report.seconds, **report.metrics}))
+        tables = {name: table.tolist() for name, table in report.tables.items()}
+        metrics = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
+        print(json.dumps({"step": report.step, "epoch": report.epoch, "samples": report.samples, "seconds": report.seconds, **metrics, **tables}))
         return 0
     TextTable([], [(name, metric_text(name, value)) for name, value in report.metrics.items()]).print()
+    for name, table in report.tables.items():
+        classes = class_texts(report.classes, len(table))
+        rows = [(label, *map("{:,}".format, counts)) for label, counts in zip(classes, table, strict=True)]
+        print(f"{name}, a row per label and a column per predicted class")
+        TextTable(["", *classes], rows, right=range(1, len(classes) + 1)).print()
     print(f"{counted(report.samples, 'sample')} in {report.seconds:.2f} s, checkpoint of step {report.step}")
     return 0

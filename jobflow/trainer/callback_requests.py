@@ -32,8 +32,8 @@ from jobflow.trainer.resume import together
 from jobflow.trainer.training_run import CallbackError, TrainingRun
 
 #: events at which callbacks may change parameters and the learning rate; others happen at times that depend on the speed of a disk
-CHANGING = ("on_start", "on_step", "on_evaluation")
-LOGGING = ("on_step", "on_evaluation")
+CHANGING = ("on_start", "on_step", "on_epoch", "on_evaluation")
+LOGGING = ("on_step", "on_epoch", "on_evaluation")
 #: the syntax of a name that a callback logs
 LOGGED = r"[A-Za-z_][\w./ -]*"
 
@@ -347,7 +347,7 @@ class Calls:
         self._check_event("log", LOGGING)
         if not re.fullmatch(LOGGED, name):
             raise CallbackError(f'run.log at {user_line()}: "{name}" is no name of a value; write letters, digits, _, ., / and -')
-        if name in RESERVED or name.startswith(("train/", "validation/")):
+        if name in RESERVED or name.startswith(("train/", "train_epoch/", "validation/")):
             raise CallbackError(f'run.log at {user_line()}: "{name}" is a value of the trainer; choose another name, such as "own/{name}"')
         self._do(Log(name, value))
 

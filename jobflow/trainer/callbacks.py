@@ -1,6 +1,6 @@
 """The interface of callbacks: progress bars, metrics files, charts and reports, and classes of the user.
 
-    on_start (on_checkpoint | on_step | on_evaluation)* (on_end | on_exception)
+    on_start (on_checkpoint | on_step | on_epoch | on_evaluation)* (on_end | on_exception)
 
 The process of rank 0 calls the callbacks. Other ranks repeat its requests, such as a change of the learning rate, so all ranks decide alike.
 """
@@ -31,6 +31,9 @@ class Callback:
 
     def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
         """Handle a finished evaluation."""
+
+    def on_epoch(self, run: TrainingRun, report: EvaluationReport) -> None:
+        """Handle the means and metrics of all training samples of an epoch, with names such as "train_epoch/loss"."""
 
     def on_checkpoint(self, run: TrainingRun, path: AnyPath) -> None:
         """Handle a checkpoint published at `path`; an asynchronous one may belong to an earlier step."""

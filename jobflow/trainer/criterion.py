@@ -24,6 +24,7 @@ from jobflow.core.types import Array, TensorType, bool_, char, float32, int8, in
 from jobflow.data.samples import Samples, Stream
 from jobflow.legacy.loss_functions import class_labels
 from jobflow.nn.modules.module import Module
+from jobflow.ops.axes import transpose
 from jobflow.ops.likelihood import negative_log_likelihood
 from jobflow.ops.op import apply
 from jobflow.ops.runtime_assertions import RuntimeAssertion, check
@@ -34,6 +35,8 @@ from jobflow.trainer.config.schema import CLASS_LOSSES
 
 #: the field of targets
 LABELS = "labels"
+#: the output with the scores for metrics, in jobs with a loss
+SCORES = "#scores"
 #: the usual loss, of log-softmax over the last axis
 USUAL = "softmax_cross_entropy"
 #: losses whose labels are classes by number in the shape of the scores, instead of floats
@@ -64,9 +67,17 @@ class Criterion:
             self.weights = self.configured
 
     def __call__(self, scores: Any, labels: Any) -> dict[str, Any]:
-        """Return the loss per sample, and the accuracy of a classifier; only the scores without labels."""
+        """Return the loss per sample, the accuracy of a classifier, and the scores for metrics, with classes on the last axis.
+
+        Return only the scores without labels.
+        """
         if labels is None:
             return {"scores": scores}
+        axes = scores.tensor_type.ndim
+        is_last = axes < 3 or self.function is not None or self.name not in CLASS_LOSSES
+        return {**self._measured(scores, labels), SCORES: scores if is_last else transpose(scores, [0, *range(2, axes), 1])}
+
+    def _measured(self, scores: Any, labels: Any) -> dict[str, Any]:
         if self.function is not None:
             return self._own(scores, labels)
         if self.name == USUAL:

@@ -1,9 +1,9 @@
-"""Evaluation: means of loss and metrics over all samples of a reader."""
+"""Evaluation: means of loss and outputs, and metrics, over all samples of a reader."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from jobflow.engine.job import Job
 from jobflow.engine.session import Session
 from jobflow.storage import sessions, store
 from jobflow.storage.remote import AnyPath
+from jobflow.trainer.class_names import classes_of
 from jobflow.trainer.config import Loaded
-from jobflow.trainer.jobs import Jobs, Means, open_place, prepared
+from jobflow.trainer.jobs import Jobs, open_place, prepared
 from jobflow.trainer.network import line_of
 from jobflow.trainer.resume import chosen, series_of, together
+from jobflow.trainer.set_metrics.totals import Totals
 from jobflow.trainer.training_run import EvaluationReport
 
 
@@ -28,19 +30,19 @@ def batches_of(jobs: Jobs, samples: Samples | Stream, fields: Iterable[str] | No
     `fields` names the fields to read; the default is all fields that the model uses. The result caches the ranges of rows that each rank reads, so
     repeated evaluations should reuse the result.
     """
-    data, read = jobs.config.data, jobs.network.taken(jobs.fields) if fields is None else fields
+    data, read = jobs.config.data, jobs.read if fields is None else fields
     return Batches(samples, None, data.evaluation_batch_size, False, data.prefetch, fields=list(read))
 
 
-def measure(jobs: Jobs, batches: Batches, place: str, step: int = 0, epoch: int = 0) -> EvaluationReport:
+def measure(jobs: Jobs, batches: Batches, place: str, step: int = 0, epoch: int = 0, classes: Sequence[str] = ()) -> EvaluationReport:
     """Evaluate the model in one pass over the batches, and return a report with metrics named "<place>/<metric>".
 
-    `step` and `epoch` are only recorded in the report.
+    `step`, `epoch` and the names of the `classes` are only recorded in the report.
     """
-    began, means = time.perf_counter(), Means()
-    jobs.over(batches, jobs.evaluation, lambda rows, outputs: means.add(outputs, rows, jobs.pieces(rows)))
-    metrics = {f"{place}/{name}": value for name, value in means.values().items()}
-    return EvaluationReport(step, epoch, metrics, time.perf_counter() - began, means.samples)
+    began, totals = time.perf_counter(), Totals(jobs)
+    jobs.over(batches, jobs.evaluation, lambda rows, outputs: totals.add(outputs, rows))
+    metrics, tables = totals.values(place)
+    return EvaluationReport(step, epoch, metrics, time.perf_counter() - began, totals.samples, tables, classes)
 
 
 def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | None = None) -> EvaluationReport:
@@ -56,7 +58,8 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
         samples = open_place(jobs.config, reader, extra.get("facts", {}))
         jobs.take(samples)
         restore(jobs, path, jobs.evaluation(rows_of(samples, jobs.config.data.evaluation_batch_size)))
-        return measure(jobs, batches_of(jobs, samples), reader, int(extra.get("step", 0)), int(extra.get("position", {}).get("epoch", 0)))
+        step, epoch = int(extra.get("step", 0)), int(extra.get("position", {}).get("epoch", 0))
+        return measure(jobs, batches_of(jobs, samples), reader, step, epoch, classes_of(jobs, extra.get("facts", {})))
 
 
 def rows_of(samples: Samples | Stream, batch_size: int) -> int:

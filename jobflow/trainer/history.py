@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
+from jobflow.core.types import Array
 from jobflow.storage.remote import AnyPath
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.metrics import recorded
@@ -90,6 +91,9 @@ class History(Callback):
     #: the name in metrics files by key of `lines`
     written: dict[str, str] = field(default_factory=dict)
     outcome: Outcome | None = None
+    #: the latest confusion matrices by name, and the names of their classes
+    tables: dict[str, Array] = field(default_factory=dict)
+    classes: Sequence[str] = ()
     #: True if earlier parts of the run have no records
     missing: bool = False
 
@@ -121,6 +125,15 @@ class History(Callback):
         self.evaluating += report.seconds
         self.evaluations += 1
         self._add(report.step, {**report.metrics, **run.logged})
+        self._keep_tables(report)
+
+    def on_epoch(self, run: TrainingRun, report: EvaluationReport) -> None:
+        self._add(report.step, report.metrics)
+        self._keep_tables(report)
+
+    def _keep_tables(self, report: EvaluationReport) -> None:
+        self.tables |= report.tables
+        self.classes = report.classes
 
     def on_checkpoint(self, run: TrainingRun, path: AnyPath) -> None:
         self.latest = perf_counter()

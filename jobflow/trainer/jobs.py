@@ -45,12 +45,14 @@ from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.world.launched import launched
 from jobflow.strategies import mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.criterion import SCORES
 from jobflow.trainer.facts import sizes_of, with_facts
 from jobflow.trainer.fingerprint import ROWS, Fingerprint
 from jobflow.trainer.freezing import check_frozen
 from jobflow.trainer.means import check_mean
 from jobflow.trainer.network import Network, key_line, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
+from jobflow.trainer.set_metrics.configured_metrics import SetMetrics
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
 
 #: names of the jobs for training, evaluation and prediction
@@ -78,13 +80,18 @@ class Jobs:
     fields: Fields = field(default_factory=dict)
     #: True if callbacks may change the learning rate
     adjustable: bool = False
-    #: names of the model's metrics, after a job has been traced
+    #: names of the model's means, after a job has been traced
     metrics: tuple[str, ...] = ()
     #: names of the outputs of a prediction, after a predict job has been traced
     outputs: tuple[str, ...] = ()
     #: parameters and other variables of the model by name, after the train job has been traced
     variables: Mapping[str, Variable] = field(default_factory=dict)
+    #: the configured metrics over a set
+    set_metrics: SetMetrics = field(init=False)
     _made: dict[tuple[str, int, tuple[str, ...]], Job] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.set_metrics = SetMetrics(self.loaded)
 
     @property
     def config(self) -> TrainConfig:
@@ -94,6 +101,12 @@ class Jobs:
         """Set the fields that the jobs read to the fields of `samples`."""
         self.fields = {name: TensorType(tuple(one.shape), one.dtype) for name, one in samples.fields.items()}
         self.network = layered(self.network, self.fields)
+
+    @property
+    def read(self) -> Fields:
+        """The fields that train and evaluation jobs read: those of the model, and those of the configured metrics."""
+        fields = self.network.taken(self.fields)
+        return fields | {name: self.fields[name] for name in self.set_metrics.fields if name in self.fields and name not in fields}
 
     @property
     def ranks(self) -> int:
@@ -110,11 +123,11 @@ class Jobs:
         The results are the loss and all metrics, as one value per row or as means over parts of the batch. The result HALTED counts the non-finite
         gradient elements of an earlier step; variables have not changed since that step.
         """
-        return self._job(TRAIN, rows, self.network.taken(self.fields))
+        return self._job(TRAIN, rows, self.read)
 
     def evaluation(self, rows: int) -> Job:
         """Return the job that computes the loss and all metrics of `rows` samples without an update."""
-        return self._job(EVALUATION, rows, self.network.taken(self.fields))
+        return self._job(EVALUATION, rows, self.read)
 
     def prediction(self, rows: int, fields: Fields | None = None) -> Job:
         """Return the job that computes the scores of `rows` samples without labels."""
@@ -141,8 +154,7 @@ class Jobs:
         with batches.start(epochs=1) as reading:
             for batch in reading:
                 with batch.told():
-                    outputs = self.call(job(batch.size), batch.arguments)
-                use(batch.size, outputs)
+                    use(batch.size, self.call(job(batch.size), batch.arguments))
 
     def pieces(self, rows: int, microbatches: int = 1) -> list[int]:
         """Return the number of rows of each microbatch; in the mirrored view, of each microbatch on each rank."""
@@ -160,7 +172,7 @@ class Jobs:
 
     def check_lengths(self) -> None:
         """Raise ConfigError if the model cannot be traced for a batch length of training or of its evaluations."""
-        data, types = self.config.data, self.network.taken(self.fields)
+        data, types = self.config.data, self.read
         train = lengths(self.samples["train"], data.batch_size, data.drop_last)
         evaluation = lengths(self.samples.get("validation"), data.evaluation_batch_size, False)
         others = [(TRAIN, rows, "training") for rows in train[1:]]
@@ -181,14 +193,15 @@ class Jobs:
 
     def check_metrics(self) -> None:
         """Raise ConfigError if the configuration names a metric that the traced model does not return."""
-        known, early = [f"validation/{name}" for name in self.metrics], self.config.evaluation.early_stopping
+        names = dict.fromkeys([*self.metrics, *self.set_metrics.scalars])
+        known, early = [f"validation/{name}" for name in names], self.config.evaluation.early_stopping
         waited = {"evaluation.early_stopping.metric": early.metric if early else None, "checkpoint.best_metric": self.config.checkpoint.best_metric}
         if self.config.sweep is not None:
             waited["sweep.metric"] = self.config.sweep.metric
             known += [f"train/{name}" for name in self.metrics]
         for key, metric in waited.items():
             if metric is not None and metric not in known:
-                near = did_you_mean_or(metric, known, f"there are {', '.join(known)}")
+                near = did_you_mean_or(metric, known, f"there are {', '.join(known)}; the section metrics adds more")
                 raise ConfigError(f'{self.loaded.origin(key)}: {key}: the model returns no metric "{metric}"{near}')
 
     def fingerprint(self) -> Fingerprint | None:
@@ -215,10 +228,11 @@ class Jobs:
     def _declared(self, name: str, rows: int, types: Fields, *, plain: bool = False) -> Job:
         """Declare a job; with `plain`, in the consistent view and without a strategy."""
         body = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}[name]
+        options = {} if name == PREDICTION else {"metrics": not plain}
 
         def function(*values: Any) -> Any:
             with at_line(line_of(self.loaded, "model")):
-                return body(dict(zip(types, values, strict=True)))
+                return body(dict(zip(types, values, strict=True)), **options)
 
         own = not plain and self.mirrored(rows)
         array, length = (ListNumpy, -(-rows // self.ranks)) if own else (Numpy, rows)
@@ -240,26 +254,35 @@ class Jobs:
             config.mixed_precision({"float16": float16, "bfloat16": bfloat16}[strategy.precision])
         return StagedJob(function, name == TRAIN, config, self.network.where, optimizer_of)
 
-    def _train(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def _train(self, batch: dict[str, Any], metrics: bool) -> dict[str, Any]:
         body: JobBody = scope.current().interpreter  # type: ignore[assignment]
         body.frozen = self.config.freeze
-        outputs = self._outputs(batch)
+        outputs, results = self._outputs(batch, metrics)
         self.variables = dict(body.variables)
         check_frozen(self.loaded, self.variables)
         with at_line(line_of(self.loaded, "optimizer")):
             optimizer: Minimizer = optimizer_from(self.config, self.steps, adjustable=self.adjustable)
             optimizer.minimize(_weighed(outputs["loss"], next(iter(batch.values()))))
-        return {**_by_row(outputs, batch), HALTED: body.slot(f"{NOT_FINITE}-{body.name}", COUNT, 0, None)}
+        return {**_by_row(outputs, batch), **results, HALTED: body.slot(f"{NOT_FINITE}-{body.name}", COUNT, 0, None)}
 
-    def _measured(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return _by_row(self._outputs(batch), batch)
+    def _measured(self, batch: dict[str, Any], metrics: bool) -> dict[str, Any]:
+        outputs, results = self._outputs(batch, metrics)
+        return {**_by_row(outputs, batch), **results}
 
-    def _outputs(self, batch: dict[str, Any]) -> Mapping[str, Any]:
-        outputs = self.network(batch)
+    def _outputs(self, batch: dict[str, Any], metrics: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the outputs to be averaged over the samples, and with `metrics` the results for metrics over a set."""
+        fields = self.network.taken(self.fields)
+        outputs = dict(self.network({name: x for name, x in batch.items() if name in fields}))
         if "loss" not in outputs:
             raise self.network.without_loss(outputs, batch, self.fields)
-        self.metrics = tuple(outputs)
-        return outputs
+        scores = outputs.pop(SCORES, None)
+        means = {name: x for name, x in outputs.items() if not metrics or name not in self.set_metrics.outputs}
+        self.metrics = tuple(means)
+        if not metrics:
+            return means, {}
+        known = outputs if scores is None else {**outputs, "scores": scores}
+        with at_line(line_of(self.loaded, "metrics")):
+            return means, self.set_metrics.results(known, batch, self.network.what)
 
     def _predicted(self, batch: dict[str, Any]) -> dict[str, Any]:
         results = dict(self.network(batch))
@@ -300,19 +323,19 @@ def _rows_of(name: str, value: Any, rows: int) -> Any:
 class Means:
     """Means of metrics over samples; every sample counts once."""
 
-    def __init__(self) -> None:
-        self.samples = 0
-        self._sums: dict[str, float] = {}
+    def __init__(self, samples: int = 0, sums: Mapping[str, float] | None = None) -> None:
+        self.samples = samples
+        self.sums = dict(sums or {})
 
     def add(self, outputs: Mapping[str, Array], rows: int, pieces: Sequence[int]) -> None:
         """Add the outputs of a job for a batch of `rows` samples; `pieces` is the result of `Jobs.pieces`."""
         self.samples += rows
         for name, array in outputs.items():
-            self._sums[name] = self._sums.get(name, 0.0) + summed(array, rows, pieces)
+            self.sums[name] = self.sums.get(name, 0.0) + summed(array, rows, pieces)
 
     def values(self) -> dict[str, float]:
         """Return the means by name; {} without samples."""
-        return {name: total / self.samples for name, total in self._sums.items()} if self.samples else {}
+        return {name: total / self.samples for name, total in self.sums.items()} if self.samples else {}
 
 
 def summed(array: Array, rows: int, pieces: Sequence[int]) -> float:

@@ -32,6 +32,7 @@ from jobflow.storage.remote import AnyPath
 from jobflow.trainer.callback_requests import Calls, Entry, entries_of
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.chrome_trace import Tracing
+from jobflow.trainer.class_names import classes_of
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import batches_of, measure, rows_of
@@ -44,6 +45,8 @@ from jobflow.trainer.loggers import loggers, recorder
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
 from jobflow.trainer.resume import Progress, check_alike, check_configurations, chosen, follow, read, series_of, set_aside_behind, together
+from jobflow.trainer.set_metrics.configured_metrics import PREFIX
+from jobflow.trainer.set_metrics.epochs import Epochs
 from jobflow.trainer.start_from import start
 from jobflow.trainer.stopping import Agreement, Clock, Early, Signals
 from jobflow.trainer.training_batches import batches_of_training
@@ -112,6 +115,8 @@ class Loop:
         self._saved: AnyPath | None = None
         self._saved_step = -1
         self._steps: tuple[Before, ...] = ()
+        self._classes = classes_of(self.jobs, self.jobs.samples["train"].facts)
+        self._epochs = Epochs(self.jobs, self._classes)
         self._seconds = 0.0
         self._compiled: Compiled | None = None
         self._program: Fingerprint | None = None
@@ -228,8 +233,11 @@ class Loop:
             self.tracing.after(step)
         halted = int(outputs.pop(HALTED)[0])
         means = Means()
-        means.add(outputs, batch.size, self.jobs.pieces(batch.size))
+        means.add({name: x for name, x in outputs.items() if not name.startswith(PREFIX)}, batch.size, self.jobs.pieces(batch.size))
         values = means.values()
+        if not halted:
+            self._epochs.settle()
+        self._epochs.step(outputs, batch)
         if halted or not math.isfinite(values["loss"]):
             self._not_finite(self._steps[0 if halted else -1], None if halted else values["loss"])
             return began
@@ -241,10 +249,15 @@ class Loop:
             "terminated",
         )
         saves = self._due(self.config.checkpoint) or self.stopped is not None
-        if (evaluates or saves) and self._halted():
+        if (evaluates or saves or batch.ends_epoch) and self._halted():
             self._not_finite(self._steps[-1], None)
             return began
-        if evaluates:
+        if evaluates or saves:
+            self._epochs.settle()
+        if batch.ends_epoch and (report := self._epochs.ended(self.progress.step, batch.position.epoch)):
+            self.progress.metrics.update(report.metrics)
+            self._call("on_epoch", report)
+        if evaluates or self.stopped == "callback":
             self._evaluate()
         if saves or self.stopped:
             self._save()
@@ -326,6 +339,7 @@ class Loop:
         self._saved, self._saved_step = checkpoint, self.progress.step
         if self.early is not None and self.progress.early is not None:
             self.early.restore(self.progress.early)
+        self._epochs.restore(self.progress.totals, self.progress.sample, checkpoint)
         return checkpoint
 
     def _read(self, path: AnyPath) -> None:
@@ -351,7 +365,7 @@ class Loop:
         batches, progress = self._validation, self.progress
         if batches is None or progress.evaluated == progress.step:
             return False
-        report = measure(self.jobs, batches, "validation", progress.step, progress.epoch)
+        report = measure(self.jobs, batches, "validation", progress.step, progress.epoch, self._classes)
         progress.evaluated = progress.step
         self.clock.evaluated(report.seconds)
         progress.metrics.update(report.metrics)
@@ -376,6 +390,7 @@ class Loop:
             return
         self._settle()
         self.progress.callbacks = self.calls.states()
+        self.progress.totals = self._epochs.state()
         extra = self.progress.extra(self.loaded.plain, self.jobs.samples["train"])
         extra["trainer"] |= {"steps": self.jobs.steps, "ended": self.stopped in ("end", "early", "callback")}
         if self._program is not None:
@@ -442,6 +457,7 @@ class Loop:
         what = "the gradients" if loss is None else f"the loss {loss}"
         batch = self._halted()
         cause = first_not_finite(session, self.jobs.train(before.batch.size), before.batch, before.run)
+        self._epochs.drop()
         self.stopped, self.message = "nan", f"step {bad}: {what}; {cause}"
         self.progress = before.progress
         self.record.step, self.record.epoch, self.record.metrics = self.progress.step, self.progress.epoch, self.progress.metrics

@@ -103,6 +103,8 @@ class Records(Callback, ABC):
     """
 
     observes = True
+    #: True for files that contain confusion matrices
+    has_tables = False
 
     def __init__(self, file: Any, every: int = 1) -> None:
         self._file, self._every = file, every
@@ -138,7 +140,11 @@ class Records(Callback, ABC):
             self._record({"step": report.step, "epoch": report.epoch, **run.logged})
 
     def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
-        self._record({"step": report.step, "epoch": report.epoch, **report.metrics, **run.logged})
+        tables = {name: table.tolist() for name, table in report.tables.items()} if self.has_tables else {}
+        self._record({"step": report.step, "epoch": report.epoch, **report.metrics, **tables, **run.logged})
+
+    def on_epoch(self, run: TrainingRun, report: EvaluationReport) -> None:
+        self.on_evaluation(run, report)
 
     def on_checkpoint(self, run: TrainingRun, path: AnyPath) -> None:
         self._file.flush()
@@ -173,6 +179,8 @@ class LineRecords(Records):
 
 class JsonLines(LineRecords):
     """A JSON object per line: {"step": 10, "epoch": 0, "train/loss": 1.7, ...}; numbers that are not finite are null."""
+
+    has_tables = True
 
     def __init__(self, path: Path, every: int = 1) -> None:
         super().__init__(Lines(path), every)

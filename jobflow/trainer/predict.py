@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from jobflow.data.samples import Samples, Stream
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
 from jobflow.models.generate import tokens_after
 from jobflow.storage.remote import AnyPath, path_of
+from jobflow.trainer.class_names import classes_of, labels_of
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.evaluate import batches_of, restore, rows_of, trained
 from jobflow.trainer.jobs import Jobs, open_place
@@ -118,23 +119,6 @@ def check_fields(jobs: Jobs, samples: Samples | Stream, trained: Any, source: st
                     f'--input {source}: a sample\'s field "{name}" is {field}, and the model was trained on {dtype}{list(shape)}; '
                     f"pass samples of this shape and type (arguments of data.train.reader may convert samples)"
                 )
-
-
-def labels_of(jobs: Jobs, fields: Iterable[str]) -> list[str]:
-    """Return the names in `fields` that a prediction does not read, such as the labels."""
-    network = jobs.network
-    return [name for name in fields if (name not in network.needed if network.needed else name == LABELS)]
-
-
-def classes_of(jobs: Jobs, facts: Mapping[str, Any]) -> list[str]:
-    """Return the class names of the training samples: folders, or the categories of the only label column; [] if they are unknown."""
-    if facts.get("classes"):
-        return list(facts["classes"])
-    fields, categories = jobs.config.data.train.arguments.get("fields"), facts.get("categories")
-    if not isinstance(fields, Mapping) or not isinstance(categories, Mapping):
-        return []
-    columns = [fields[name] for name in labels_of(jobs, fields) if isinstance(fields[name], str) and fields[name] in categories]
-    return list(categories[columns[0]]) if len(columns) == 1 else []
 
 
 def with_probabilities(jobs: Jobs, outputs: Mapping[str, Array]) -> dict[str, Array]:

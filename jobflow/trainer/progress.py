@@ -92,6 +92,10 @@ class Progress(Callback):
         self._printed = metrics_text(report.metrics)
         self._say(f"step {report.step}: {self._printed}")
 
+    def on_epoch(self, run: TrainingRun, report: EvaluationReport) -> None:
+        metrics = {name.replace("train_epoch/", "train/"): value for name, value in report.metrics.items()}
+        self._say(f"epoch {report.epoch + 1}: {metrics_text(metrics)}")
+
     def on_end(self, run: TrainingRun, outcome: Outcome) -> None:
         self.close()
         words = [f"step {outcome.step}", clock_text(perf_counter() - self._begun), *filter(None, [metrics_text(outcome.metrics)])]

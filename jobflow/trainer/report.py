@@ -26,11 +26,14 @@ from jobflow.trainer.chrome_trace import Traced, parts_table, slowest_table
 from jobflow.trainer.figures import Figures, environment, figures_in
 from jobflow.trainer.history import RATE, SPEED, History, Line
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
+from jobflow.trainer.set_metrics.metric_names import class_texts
 from jobflow.trainer.training_run import ENDS, Outcome, TrainingRun, leave
 from jobflow.trainer.units import count_text, duration_text, metric_text, percent, rate_text, size_text
 
 #: maximum number of ranks whose memory and communication are shown
 MOST_RANKS = 16
+#: maximum number of classes of a confusion matrix on the page
+MOST_SHOWN = 40
 #: minimum seconds between updates of the page at checkpoints, and their maximum share of the run's time
 REFRESH, MOST_TIME = 30.0, 0.01
 UNFINISHED = "The run has not finished: it is running, or its process was killed. `jobflow train` with the same file resumes it."
@@ -139,7 +142,25 @@ def result(run: TrainingRun, history: History, laid_out: Figures | None, message
             last, *best = _last_and_best(name, line)
             rows.append([name.replace("/", " "), last, *(best if "/" in name else ["-", "-"])])  # the best value of single steps is noise
     metrics = TextTable(["metric", "last", "best", "at step"], rows, right=(1, 2, 3))
-    return {"message": message, "cards": [*_cards(run, history, laid_out)], "metrics": metrics, "missing": run.first_step if history.missing else 0}
+    return {
+        "message": message,
+        "cards": [*_cards(run, history, laid_out)],
+        "metrics": metrics,
+        "matrices": [*_matrices(history)],
+        "missing": run.first_step if history.missing else 0,
+    }
+
+
+def _matrices(history: History) -> Iterator[dict[str, Any]]:
+    """Yield each confusion matrix with the names of its classes, and each cell as a count and its share of the row."""
+    for name, table in history.tables.items():
+        classes = class_texts(history.classes, len(table))
+        shares = table / np.maximum(table.sum(1, keepdims=True), 1)
+        rows = [
+            (label, [*zip(map("{:,}".format, counts), parts.tolist(), strict=True)])
+            for label, counts, parts in zip(classes, table, shares, strict=True)
+        ]
+        yield {"name": name.replace("/", " "), "classes": classes, "rows": rows if len(table) <= MOST_SHOWN else []}
 
 
 def _cards(run: TrainingRun, history: History, laid_out: Figures | None) -> Iterator[tuple[str, str, str]]:
@@ -171,7 +192,7 @@ def _before(run: TrainingRun) -> str:
 
 def _last_and_best(name: str, line: Line) -> tuple[str, str, str]:
     values = np.array(line.values)
-    up = any(word in name for word in ("accuracy", "precision", "recall", "top", "score"))
+    up = any(word in name for word in ("accuracy", "precision", "recall", "top", "score", "f1", "auc", "r2"))
     best = int(values.argmax() if up else values.argmin())
     return metric_text(name, line.last), metric_text(name, float(values[best])), f"{line.steps[best]:,}"
 

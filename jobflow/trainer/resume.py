@@ -58,6 +58,8 @@ class Progress:
     #: states of callbacks by name, and the callback that stopped the run with its reason
     callbacks: dict[str, Any] = field(default_factory=dict)
     stop: dict[str, str] | None = None
+    #: means and metrics of the training samples of this epoch, from `Totals.state`
+    totals: dict[str, Any] = field(default_factory=dict)
 
     def extra(self, plain: Mapping[str, Any], samples: Samples | Stream) -> dict[str, Any]:
         """Return a checkpoint's entries in addition to variables, seed, run counts and layout; `samples` are the training samples."""
@@ -69,7 +71,7 @@ class Progress:
             "facts": plainly(samples.facts),
             "sizes": sizes_of(samples),
             "fields": {name: [list(field.shape), field.dtype.name] for name, field in samples.fields.items()},
-            "trainer": {"evaluated": self.evaluated, "early": self.early, "seconds": self.seconds, "stop": self.stop},
+            "trainer": {"evaluated": self.evaluated, "early": self.early, "seconds": self.seconds, "stop": self.stop, "totals": self.totals},
             "callbacks": self.callbacks,
         }
 
@@ -93,6 +95,7 @@ class Progress:
                 float(own["seconds"]),
                 dict(extra.get("callbacks", {})),
                 None if own.get("stop") is None else {name: str(own["stop"][name]) for name in ("entry", "key", "reason")},
+                dict(own.get("totals", {})),  # earlier releases saved none
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(

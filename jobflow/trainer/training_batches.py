@@ -30,5 +30,5 @@ def batches_of_training(jobs: Jobs) -> Batches:
     """Return the batches of the training samples in the order of training."""
     data, samples = jobs.config.data, jobs.samples["train"]
     order = Order(jobs.config.seed, len(samples), data.shuffle) if isinstance(samples, Samples) else None
-    fields = list(jobs.network.taken(jobs.fields))
+    fields = list(jobs.read)
     return Batches(samples, order, data.batch_size, data.drop_last, data.prefetch, fields=fields)

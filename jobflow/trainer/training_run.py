@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -13,6 +13,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobflowError, user_line
 from jobflow.core.notices import notice
+from jobflow.core.types import Array
 from jobflow.engine.compiled import Compiled
 from jobflow.runtime.interrupts import INTERRUPTED as INTERRUPTED
 from jobflow.storage.remote import AnyPath
@@ -51,6 +52,10 @@ class EvaluationReport:
     metrics: Mapping[str, float]
     seconds: float = 0.0
     samples: int = 0
+    #: confusion matrices, by names such as "validation/confusion_matrix"
+    tables: Mapping[str, Array] = field(default_factory=dict)
+    #: names of the classes; empty if they are unknown
+    classes: Sequence[str] = ()
 
 
 #: end: all steps are done. early: no improvement. callback: `TrainingRun.stop`. interrupt: Ctrl-C. terminated: SIGTERM or the time limit.

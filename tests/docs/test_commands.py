@@ -52,6 +52,7 @@ SHORTER = {
     r"^jobflow train configs/lenet_digits\.yaml(?!.*(lrr|dry-run))": PLAIN,
     r"^jobflow train fine\.yaml": f"{STEPS}{PLAIN}",
     r"jobflow train configs/char_gpt": TOKENS,
+    r"^jobflow train metrics\.yaml": f"{STEPS}{PLAIN}",
     r"jobflow train rounding\.yaml": f" --set training.steps=3{PLAIN}",
     r"--length 200|predict configs/char_gpt_2x2": " --length 5",
 }

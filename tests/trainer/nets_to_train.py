@@ -221,3 +221,11 @@ def unnamed(tokens: Any, targets: Any = None) -> dict[str, Any]:
     table = flow.get_variable("table", (128, 128), initializer=flow.zeros_initializer())
     logits = flow.gather(table, tokens)
     return {"logits": logits} if targets is None else {"loss": flow.nn.sparse_softmax_cross_entropy_with_logits(targets, logits, name="loss")}
+
+
+def scored(x: Any, labels: Any = None) -> dict[str, Any]:
+    """Return the fields `x` as scores, multiplied by a variable that starts at 1."""
+    scores = flow.math.multiply(x, flow.get_variable("one", (1,), initializer=flow.constant_initializer(1.0)))
+    if labels is None:
+        return {"scores": scores}
+    return {"loss": flow.math.reduce_mean(flow.math.square(scores), axis=1), "scores": scores}

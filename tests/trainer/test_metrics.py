@@ -169,7 +169,7 @@ def test_an_output_folder_that_is_removed_during_training_is_created_again(
     config = loaded(write_config(tmp_path), out, "logging.csv=true")
     run(config, Remover())
     assert locked == [True] and not (out / lock.NAME).exists()
-    assert [record["step"] for record in records(out / "metrics.jsonl")] == [4, 4, 5, 6, 7, 8, 8, 9, 9]
+    assert [record["step"] for record in records(out / "metrics.jsonl")] == [4, 4, 4, 5, 6, 7, 8, 8, 8, 9, 9]
     with open(out / "metrics.csv") as file:
         assert [row["step"] for row in csv.DictReader(file) if row["train/loss"]] == ["4", "5", "6", "7", "8", "9"]
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"step-{step:08d}" for step in range(4, 10)]

@@ -7,7 +7,7 @@ loading      files and settings -> a checked configuration
 reading      YAML text -> a tree of values with their source positions
 tree         the tree, its source positions, and the list of problems
 references   replacement of references in a tree by values
-schema       all keys
+schema       all keys; schema_metrics and schema_fields, parts of it
 keys         lookup in the schema: defaults and suggestions
 validation   checks of a tree against the schema
 rules        checks of several keys together, and sweep_rules those of sweeps

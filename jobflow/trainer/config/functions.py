@@ -18,6 +18,7 @@ from jobflow.storage.remote import is_remote, path_of
 from jobflow.trainer.config.references import FACT
 from jobflow.trainer.config.tree import Problems, Tree, steps_of, walk
 from jobflow.trainer.config.validation import PATTERNS, Validation, requirement, shown
+from jobflow.trainer.set_metrics.metric_names import METHODS, lacking, metric_name
 
 #: arguments of readers that name existing files or folders
 FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
@@ -43,6 +44,7 @@ def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | N
     checks.resume()
     checks.loss()
     checks.callbacks()
+    checks.metrics()
     return checks.builder()
 
 
@@ -137,6 +139,30 @@ class _Checks:
         later = frozenset(one for one, value in arguments.items() if has_fact(value)) if isinstance(arguments, dict) else frozenset()
         self.arguments(arguments_model(function, needed, unchecked=later), "model.arguments", f"builder {name}", "model.builder")
         return function
+
+    def metrics(self) -> None:
+        """Check classes of own metrics and their arguments, and that no two metrics have the same name."""
+        names: dict[str, str] = {}
+        entries = self.tree.get("metrics")
+        for i, entry in enumerate(entries if isinstance(entries, list) else ()):
+            path = f"metrics.{i}"
+            ((kind, options),) = entry.items() if isinstance(entry, dict) and len(entry) == 1 else (("", {}),)
+            if not isinstance(options, dict) or any(map(self.problems.about, [steps_of(path), steps_of(f"{path}.{kind}")])):
+                continue
+            name = metric_name(kind, options)
+            if name in names:
+                self.report(
+                    path, f'{names[name]} and {path} have the same name "{name}"; give one of them a name, such as {{{kind}: {{name: {name}_2}}}}'
+                )
+            names.setdefault(name, path)
+            builder = self.valid_value(f"{path}.own.builder") if kind == "own" else None
+            function = self.imported(path, builder) if isinstance(builder, str) else None
+            if function is None:
+                continue
+            if inspect.isclass(function) and (method := lacking(function)):
+                self.report(path, f"{builder} has no {method}()", f"a metric has {', '.join(METHODS)}")
+                continue
+            self.arguments(arguments_model(function, _needed(function)), f"{path}.own.arguments", f"metric {builder}", path)
 
     def reader(self, path: str) -> None:
         from jobflow.data.readers import READERS  # imports NumPy and all readers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -12,7 +13,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from jobflow.trainer.config.schema import Notes, Section, TrainConfig
+from jobflow.core.imports import IMPORT_PATH
+from jobflow.trainer.config.schema import TrainConfig
+from jobflow.trainer.config.schema_fields import Notes, Section
 from jobflow.trainer.config.tree import Path, child, dotted, steps_of
 
 Model = type[BaseModel]
@@ -150,6 +153,8 @@ def suggestion(key: str, path: Path, legal: Sequence[str], present: Iterable[str
     elsewhere = close_key(key, list(sections_with()))
     if elsewhere:
         return f'; did you mean "{elsewhere}" {_under(elsewhere)}?', ()
+    if path[:1] == ("metrics",) and re.fullmatch(IMPORT_PATH, key):
+        return f'; write own: {{builder: "{key}", arguments: {{...}}}}', ()
     owners: dict[Path, str] = {
         ("model",): "; arguments of a builder belong under model.arguments",
         ("data",): "; arguments of a reader belong beside `reader`",
@@ -205,8 +210,8 @@ def place_of(word: str, exactly: bool) -> str:
     the top of the file.
     """
     plain = word.replace("-", "_")
-    known = [name for name, places in sections_with().items() if any("layers" not in place for place, _ in places)]
+    known = [name for name, places in sections_with().items() if any("N" not in place for place, _ in places)]
     key = (plain if plain in known else synonyms().get(plain, "")) if exactly else close_key(word, known)
-    paths = [(*place, key) for place, _ in sections_with().get(key, ()) if "layers" not in place]
+    paths = [(*place, key) for place, _ in sections_with().get(key, ()) if "N" not in place]
     order = ("training", "optimizer", "data", "strategy", "checkpoint")
     return dotted(min(paths, key=lambda path: (len(path), *(path[0] != first for first in order)), default=()))

@@ -67,7 +67,7 @@ def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_out
     written = [*files.names, *(origin_of(setting).file for setting in settings)]
     if files.unread:
         problems.stop_if_any(written)
-    tree = with_callback_maps(with_start_map(with_layer_maps(resolved(with_derived(tree, str(path)), problems))))
+    tree = with_callback_maps(with_start_map(with_entry_maps(resolved(with_derived(tree, str(path)), problems))))
     tree = inherited(tree, problems)
     config = Validation(tree, problems).check()
     rules.check(tree, problems)
@@ -97,16 +97,22 @@ def with_derived(tree: Tree, file: str) -> Tree:
     return tree
 
 
-def with_layer_maps(tree: Tree) -> Tree:
-    """Replace layers without arguments, such as `- flatten` or `- flatten:`, by maps."""
-    layers = tree.get("model.layers")
-    if not isinstance(layers, list):
-        return tree
-    maps = [{layer: {}} if isinstance(layer, str) else layer for layer in layers]
-    filled = [
-        {kind: {} if arguments is None else arguments for kind, arguments in layer.items()} if isinstance(layer, dict) else layer for layer in maps
-    ]
-    return Tree(replaced(tree.plain, ("model", "layers"), filled), tree.marks)
+def with_entry_maps(tree: Tree) -> Tree:
+    """Replace layers and metrics without arguments, such as `- flatten` or `- flatten:`, by maps.
+
+    The import path of a metric, such as `- own:Hits`, becomes `- own: {builder: "own:Hits"}`.
+    """
+    for path in (("model", "layers"), ("metrics",)):
+        entries = tree.get(dotted(path))
+        if isinstance(entries, list):
+            tree = Tree(replaced(tree.plain, path, [_as_map(entry, path == ("metrics",)) for entry in entries]), tree.marks)
+    return tree
+
+
+def _as_map(entry: Any, may_be_path: bool) -> Any:
+    if isinstance(entry, str):
+        return {"own": {"builder": entry}} if may_be_path and ":" in entry else {entry: {}}
+    return {kind: {} if arguments is None else arguments for kind, arguments in entry.items()} if isinstance(entry, dict) else entry
 
 
 def with_start_map(tree: Tree) -> Tree:

@@ -6,15 +6,16 @@ Checks, messages, suggestions, `jobflow config schema` and docs/configuration.md
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_serializer, model_validator
+from pydantic import ConfigDict, Field
 
 from jobflow.core.imports import IMPORT_PATH
-from jobflow.trainer.config.schema_fields import Count, NotNegative, Positive
+from jobflow.trainer.config.schema_fields import Count, NotNegative, OneOf, Positive
 from jobflow.trainer.config.schema_fields import Notes as Notes
 from jobflow.trainer.config.schema_fields import Section as Section
 from jobflow.trainer.config.schema_fields import key as key
+from jobflow.trainer.config.schema_metrics import Metric
 from jobflow.trainer.config.sweep_schema import Sweep
 
 #: a fraction, or the decay rate of a running mean
@@ -34,7 +35,7 @@ Loss = Literal[
 Imported = Annotated[str, Field(pattern=IMPORT_PATH)]
 #: pattern of the name of an evaluation metric
 METRIC = r"^validation/\w+$"
-Metric = Annotated[str, Field(pattern=METRIC)]
+MetricKey = Annotated[str, Field(pattern=METRIC)]
 EveryEpochs = Annotated[Count | None, key("interval in epochs; null: not by epochs")]
 EverySteps = Annotated[Count | None, key("interval in steps; null: not by steps", "save_every save_steps log_every log_steps interval")]
 FallSteps = Annotated[Count | None, key("number of steps of the schedule; null: all steps of the training")]
@@ -95,8 +96,10 @@ class Reshape(Section):
     shape: Annotated[tuple[Annotated[int, Field(ge=-1)], ...], key("shape without the batch axis; one size may be -1", min_length=1)]
 
 
-class Layer(Section):
+class Layer(OneOf):
     """One layer: a map whose only key is its kind, or the kind alone if it needs no arguments."""
+
+    _such: ClassVar[str] = "one layer, such as dense: {units: 10}"
 
     dense: Annotated[Dense | None, key("fully connected layer over the last axis: y = activation(x w + b)", "linear fc")] = None
     conv2d: Annotated[Conv2d | None, key("convolution of images, with channels first", "conv")] = None
@@ -112,27 +115,6 @@ class Layer(Section):
     activation: Annotated[ActivationLayer | None, key("an activation as a separate layer")] = None
     embedding: Annotated[Embedding | None, key("whole numbers -> rows of a table that is learned")] = None
     reshape: Annotated[Reshape | None, key("changes the shape")] = None
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Layer:
-        kinds = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(kinds) != 1:
-            raise ValueError(f"one layer, such as dense: {{units: 10}}; got {' and '.join(kinds) or 'none'}, each layer begins with its own -")
-        return self
-
-    @property
-    def kind(self) -> str:
-        """The layer's only key, such as "dense"."""
-        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
-
-    @property
-    def arguments(self) -> Section:
-        """The value of the layer's key, such as a `Dense`."""
-        return getattr(self, self.kind)
-
-    @model_serializer
-    def _written(self) -> dict[str, Any]:
-        return {self.kind: self.arguments.model_dump()}
 
 
 # -------------------------------------------------------------------- model
@@ -334,7 +316,7 @@ class Training(Section):
 class EarlyStopping(Section):
     """Early stopping of the training when a metric does not improve."""
 
-    metric: Annotated[Metric, key("name of the metric")] = "validation/loss"
+    metric: Annotated[MetricKey, key("name of the metric")] = "validation/loss"
     mode: Annotated[Literal["min", "max"], key("min: smaller is better; max: larger is better")] = "min"
     patience: Annotated[Count, key("number of evaluations without improvement before training stops")]
     min_delta: Annotated[NotNegative, key("smallest change that counts as an improvement")] = 0.0
@@ -356,7 +338,7 @@ class Checkpoint(Section):
     every_steps: EverySteps = None
     keep_last: Annotated[Count, key("number of newest checkpoints that are kept", "keep max_to_keep save_total_limit")] = 3
     keep_best: Annotated[int, key("number of best checkpoints that are kept in addition", ge=0)] = 0
-    best_metric: Annotated[Metric | None, key("metric that decides which is best", "monitor metric")] = None
+    best_metric: Annotated[MetricKey | None, key("metric that decides which is best", "monitor metric")] = None
     best_mode: Annotated[Literal["min", "max"], key("min: smaller is better; max: larger is better")] = "min"
     asynchronous: Annotated[bool, key("write in the background", "async")] = True
     resume: Annotated[str, key("auto: the newest complete checkpoint; never: start again; or the path of a checkpoint", min_length=1)] = "auto"
@@ -415,6 +397,7 @@ class TrainConfig(Section):
     strategy: Annotated[Strategy, key("parallelism and precision")] = Strategy()
     training: Annotated[Training, key("length of the training in epochs or steps")]
     evaluation: Annotated[Evaluation, key("evaluation during training", "eval evaluate validate")] = Evaluation()
+    metrics: Annotated[tuple[Metric, ...], key("metrics over whole sets, such as [accuracy, f1]", "metric")] = ()
     checkpoint: Annotated[Checkpoint, key("checkpoints", "save ckpt checkpoints")]
     logging: Annotated[Logging, key("progress and metrics files", "log logger")] = Logging()
     sweep: Annotated[Sweep | None, key("several trainings with other values; null: one training", "hyperparameter_search search")] = None

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelField, TaggedUnionSchema
 
+from jobflow.core.imports import IMPORT_PATH
 from jobflow.data.readers import READERS
 from jobflow.trainer.config.functions import arguments_model, makes_module
 from jobflow.trainer.config.loading import Loaded
@@ -134,6 +135,8 @@ def schema() -> dict[str, Any]:
         meaning = (inspect.getdoc(reader) or "").partition("\n\n")[0]
         definitions[f"reader_{name}"] = {**own, "title": name, "description": meaning, "properties": chosen}
     definitions["Reader"] = {"anyOf": [{"$ref": f"#/$defs/reader_{name}"} for name in READERS]}
-    definitions["Layer"] = {"anyOf": [{"enum": list(definitions["Layer"]["properties"])}, {**definitions["Layer"], "maxProperties": 1}]}
+    for name, other in {"Layer": {}, "Metric": {"type": "string", "pattern": IMPORT_PATH}}.items():
+        kinds = [{"enum": list(definitions[name]["properties"])}, {**definitions[name], "maxProperties": 1}]
+        definitions[name] = {"anyOf": [*kinds, *([other] if other else [])]}
     definitions["StartFrom"] = {"anyOf": [{"type": "string", "description": "the path alone"}, definitions["StartFrom"]]}
     return {"$schema": GenerateJsonSchema.schema_dialect, **result, "properties": {"extends": _EXTENDS, **result["properties"]}}
