@@ -11,11 +11,12 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, JobflowError
 from jobflow.core.types import Array
+from jobflow.data import arrow_dataset
 from jobflow.data.column_summary import LISTED, Summary
 from jobflow.data.csv_table import CsvLines, CsvTable
 from jobflow.data.files import entries_of, files_below
 from jobflow.data.image_folders import ENDINGS
-from jobflow.data.parquet import Parquet, columns_of
+from jobflow.data.parquet import Parquet, columns_of, groups_of
 from jobflow.data.readers import NumpyFiles, open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.table import Table
@@ -31,11 +32,12 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "images": tuple(sorted(ENDINGS)),
     "csv": (*CsvTable.suffixes, ".tab"),
     "parquet": Parquet.suffixes,
+    "arrow": (".arrow",),
     "numpy": NumpyFiles.suffixes,
     "idx": ("-ubyte", "-ubyte.gz"),
     "text": (".txt", ".txt.gz", ".md"),
 }
-FOLDERS = {"images": (True,), "csv": (False,), "idx": (True,)}
+FOLDERS = {"images": (True,), "csv": (False,), "arrow": (True,), "idx": (True,)}
 #: elements of an array that are shown whole
 SMALL = 8
 
@@ -80,8 +82,11 @@ def describe_file(file: str, most: int | None = None) -> Description:
     reader = reader_of(path)
     if reader == "csv":
         return _described_lines(file, most)
-    if reader == "parquet":
-        return _described_parquet(file, most)
+    if reader in ("parquet", "arrow"):
+        groups = list(groups_of(path, [])) if reader == "parquet" else arrow_dataset.groups_of(path)
+        columns, count, first = columns_of(file, groups, most, FIRST)
+        arguments = {"path": file, **suggested(columns)}
+        return Description(file, reader, count, count if most is None else min(most, count), columns, first, [], 0, arguments)
     arguments: dict[str, Any] = {"path": file}
     if reader == "images" and not any(entry.is_dir() for entry in entries_of(path)):
         arguments["labels"] = False
@@ -134,13 +139,6 @@ def _described_lines(file: str, most: int | None) -> Description:
     wrong += sum(column.wrong_cells for column in columns)
     arguments = {"path": file, **options, **suggested(columns)}
     return Description(file, "csv", lines.height, count, columns, first, problems[:LISTED], wrong, arguments)
-
-
-def _described_parquet(file: str, most: int | None) -> Description:
-    columns, count, first = columns_of(file, most, FIRST)
-    return Description(
-        file, "parquet", count, count if most is None else min(most, count), columns, first, [], 0, {"path": file, **suggested(columns)}
-    )
 
 
 def suggested(columns: Sequence[Summary]) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class Group:
     row: int
     start: int
     rows: int
+    #: the reader in messages
+    what: str = WHAT
 
 
 class Parquet(Table):
@@ -59,6 +61,8 @@ class Parquet(Table):
     """
 
     suffixes = (ENDING,)
+    #: the name of the reader in messages
+    reader = WHAT
 
     def __init__(
         self,
@@ -77,10 +81,10 @@ class Parquet(Table):
         date_format: str | None = None,
         ids: str | list[str] | None = None,
     ) -> None:
-        self._arrow, self.what, self._memory = optional("pyarrow", WHAT), f"{WHAT}: {path}", memory << 20
+        self._arrow, self.what, self._memory = optional("pyarrow", self.reader), f"{self.reader}: {path}", memory << 20
         if memory < 0:
-            raise ArgumentError(f"{WHAT}: memory must be a number of MiB from 0 on, not {memory}")
-        self._groups = list(_groups(path_of(path), list(categories or ())))
+            raise ArgumentError(f"{self.reader}: memory must be a number of MiB from 0 on, not {memory}")
+        self._groups = self.row_groups(path_of(path), list(categories or ()))
         if not self._groups:
             raise DataError(f"{self}: there are no rows")
         self._starts = np.array([group.start for group in self._groups])
@@ -94,6 +98,10 @@ class Parquet(Table):
         keep = split, validation_every
         rules = Rules(missing, scale, empty, unknown, dates, date_format, ids)
         super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, rules, keep)
+
+    def row_groups(self, path: AnyPath, texts: list[str]) -> list[Group]:
+        """Return the row groups of the files at a path; columns in `texts` are read as dictionary indices."""
+        return list(groups_of(path, texts))
 
     def where(self, number: int) -> str:
         return f"{self.position(self.number_in_file(number))}: sample {number}"
@@ -282,20 +290,22 @@ class Parquet(Table):
     def _chunk(self, group: Group, name: str) -> Any:
         """Return a column of a row group as a pyarrow array."""
         place, size, pieces = f'{group.path}: row group {group.index}, column "{name}"', 0, []
-        MEMORY.check(group.rows * LARGEST, place, fault)
+        MEMORY.check(group.rows * LARGEST, place, fault_of(group.what))
         for piece in self._pieces(group, name, PIECE):
             size += piece.nbytes
-            MEMORY.check(size, place, fault)  # a few compressed bytes may expand to many numbers
+            MEMORY.check(size, place, fault_of(group.what))  # a few compressed bytes may expand to many numbers
             pieces.append(piece)
         if sum(map(len, pieces)) != group.rows:
-            raise fault(f"{place} is damaged: it has {sum(map(len, pieces))} of {counted(group.rows, 'row')}; replace the file")
+            raise fault_of(group.what)(f"{place} is damaged: it has {sum(map(len, pieces))} of {counted(group.rows, 'row')}; replace the file")
         return self._arrow.chunked_array(pieces).combine_chunks()
 
     def _pieces(self, group: Group, name: str, rows: int) -> Iterator[Any]:
         """Yield a column of a row group in pieces of `rows` rows."""
         kind, first = (each.field(name).type if name in each.names else "missing" for each in (group.file.schema_arrow, self._schema))
         if kind != first:
-            raise fault(f'{group.path}: column "{name}" is {kind}, but {first} in {self._groups[0].path}; write all files with one schema')
+            raise fault_of(group.what)(
+                f'{group.path}: column "{name}" is {kind}, but {first} in {self._groups[0].path}; write all files with one schema'
+            )
         yield from _batches(group, name, rows)
 
 
@@ -307,14 +317,14 @@ def _batches(group: Group, name: str, rows: int) -> Iterator[Any]:
             column.validate(full=True)
             yield column
     except Exception as error:  # a broken file can raise any exception in pyarrow
-        raise fault(f'{group.path}: row group {group.index}, column "{name}" cannot be read: {error}') from error
+        raise fault_of(group.what)(f'{group.path}: row group {group.index}, column "{name}" cannot be read: {error}') from error
 
 
-def columns_of(path: str, most: int | None, first: int) -> tuple[list[Summary], int, list[dict[str, str]]]:
+def columns_of(path: str, groups: Sequence[Group], most: int | None, first: int) -> tuple[list[Summary], int, list[dict[str, str]]]:
     """Return summaries of all columns, the number of rows, and the texts of the `first` rows; at most `most` rows are read."""
-    kinds, groups = optional("pyarrow", WHAT).types, list(_groups(path_of(path), []))
+    kinds = optional("pyarrow", WHAT).types
     if not groups:
-        raise fault(f"{path}: there are no rows")
+        raise DataError(f"{path}: there are no rows; pass a file with rows")
     schema, count = groups[0].file.schema_arrow, groups[-1].start + groups[-1].rows
     summaries, head = [], [dict[str, str]() for _ in range(min(first, count))]
     for name in schema.names:
@@ -385,7 +395,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _groups(path: AnyPath, texts: list[str]) -> Iterator[Group]:
+def groups_of(path: AnyPath, texts: list[str]) -> Iterator[Group]:
     """Yield the row groups of a file, or of the files in a folder; columns in `texts` are read as dictionary indices."""
     arrow, parquet, start = optional("pyarrow", WHAT), optional("pyarrow.parquet", WHAT), 0
     for file in files_at(path, f"*{ENDING}", fault):
@@ -407,4 +417,4 @@ def _groups(path: AnyPath, texts: list[str]) -> Iterator[Group]:
 
 
 def _place(group: Group, row: int) -> str:
-    return f"{WHAT}: {group.path}: row {group.row + row}"
+    return f"{group.what}: {group.path}: row {group.row + row}"

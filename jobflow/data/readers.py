@@ -11,6 +11,7 @@ from typing import Any
 
 from jobflow.core.errors import NOWHERE, ArgumentError, DataError, did_you_mean, user_line
 from jobflow.core.types import Array
+from jobflow.data.arrow_dataset import ArrowDataset
 from jobflow.data.column_rules import with_learned
 from jobflow.data.csv_table import CsvTable
 from jobflow.data.digits import Digits
@@ -79,6 +80,7 @@ READERS: dict[str, Any] = {
     "idx": Idx,
     "csv": CsvTable,
     "parquet": Parquet,
+    "arrow": ArrowDataset,
     "images": ImageFolders,
     "text": Text,
     "ofrecord": OfRecord,

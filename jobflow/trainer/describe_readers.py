@@ -13,7 +13,7 @@ from jobflow.trainer.jobs import open_place
 #: readers of a configuration in the order in which they are opened
 PLACES = ("train", "validation", "test")
 #: readers whose files are described without their arguments
-TABLES = ("csv", "parquet")
+TABLES = ("csv", "parquet", "arrow")
 
 
 def describe_readers(file: str, settings: Sequence[str], most: int | None = None) -> Iterator[Description]:

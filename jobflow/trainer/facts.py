@@ -34,7 +34,7 @@ def sizes_of(samples: Samples | Stream) -> dict[str, int]:
     if isinstance(samples, Table):
         for column, size in samples.sizes.items():
             sizes |= {f"{column}.size": size, f"{column}.count": len(samples.categories[column])}
-        classes = samples.size_of(LABELS)
+        classes = samples.size_of(LABELS) or classes
     return sizes | ({"classes.size": classes, "classes.count": classes} if classes else {})
 
 
