@@ -24,8 +24,8 @@ LABELS = "labels"
 class ArrowDataset(Parquet):
     """The rows of a folder that `Dataset.save_to_disk` of Hugging Face has written; all arguments are those of the reader "parquet".
 
-    These are `fields`, `categories`, `dtypes`, `missing`, `memory`, `validation_every`, `empty`, `unknown`, `scale`, `dates`, `date_format` and `ids`. The
-    names of a `ClassLabel` are the classes of the samples. Only the JSON of the folder and the Arrow files that it names are read.
+    These are `fields`, `categories`, `dtypes`, `missing`, `memory`, `validation_every`, `empty`, `unknown`, `scale`, `dates`, `date_format` and
+    `ids`. The names of a `ClassLabel` are the classes of the samples. Only the JSON of the folder and the Arrow files that it names are read.
     """
 
     suffixes = ()
