@@ -18,6 +18,7 @@ from test_processes_that_train import PATHS
 from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.storage import store
 from jobflow.storage.export import open_any, to_npz, to_safetensors
+from jobflow.trainer import resume
 from jobflow.trainer.evaluate import evaluate
 from jobflow.trainer.predict import predict
 
@@ -134,6 +135,14 @@ def test_kinds_of_sources(kind: str, bases: dict[str, Path], tmp_path: Path) -> 
     assert ("net/head.weight (float16)" in before(recorder)) == (kind == "half")
 
 
+def test_a_checkpoint_of_an_earlier_release_has_no_frozen_variables(tmp_path: Path) -> None:
+    file = write_config(tmp_path)
+    then = {key: value for key, value in loaded(file, tmp_path).plain.items() if key not in ("freeze", "start_from")}
+    resume.check_same(tmp_path, then, loaded(file, tmp_path))
+    with pytest.raises(ConfigError, match=r"freeze: it was \[\], it is "):
+        resume.check_same(tmp_path, then, loaded(file, tmp_path, "freeze=[dense1-*]"))
+
+
 @pytest.mark.parametrize("name", ["zip.pt", "old.pt"])
 def test_files_of_pytorch(name: str, tmp_path: Path) -> None:
     more = f'start_from: {{path: {REFERENCES / name}, rename: {{"model.*": "*"}}, only: [fc.weight]}}\nfreeze: [fc.weight]'
@@ -151,6 +160,7 @@ WRONG = {
     "start_from: {path: FOLDER}": "FOLDER has no intact checkpoint; pass a run, a checkpoint, or a .safetensors",
     "start_from: {path: FOLDER/run.yaml}": 'run.yaml has the unknown suffix ".yaml"',
     "start_from: {path: FOLDER/broken.pt}": "start_from: .*broken.pt is damaged",
+    "start_from: {path: CODE}": "start_from: .*module.pt",
     "start_from: {path: FOLDER/broken.npz}": "start_from: .*broken.npz",
     "start_from: {path: FOLDER/broken.safetensors}": "start_from: .*broken.safetensors",
     "start_from: BASE": r'head.weight: the model has float32\[3,5\], the file float32\[4,5\]; to keep the initial value, write skip: \["head.\*"\]',
@@ -178,6 +188,7 @@ def test_wrong_sources_and_patterns(more: str, bases: dict[str, Path], tmp_path:
     np.savez(tmp_path / "ints.npz", **ints)
     np.savez(tmp_path / "other.npz", other=np.zeros(3))
     written = more.replace("FOLDER", str(tmp_path)).replace("BASE", str(bases["module"]))
+    written = written.replace("CODE", str(REFERENCES / "module.pt"))
     file = write_config(tmp_path, text("module", 3, written))
     with pytest.raises((ConfigError, CheckpointError)) as raised:
         run(loaded(file, tmp_path / "out", "training.steps=1", "optimizer.warmup_steps=0"))
