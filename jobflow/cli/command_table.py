@@ -40,6 +40,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         eval="measure a checkpoint on the data of its configuration",
         predict="run a checkpoint's predict job on files",
         export="write a trained model as an ONNX, safetensors or npz file",
+        compare="compare runs in a table and on a page with their curves",
     ),
     "inspect": _commands(
         data="describe a file or the readers of a configuration, and find rows that cannot be read",

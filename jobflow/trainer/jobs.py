@@ -198,7 +198,7 @@ class Jobs:
         waited = {"evaluation.early_stopping.metric": early.metric if early else None, "checkpoint.best_metric": self.config.checkpoint.best_metric}
         if self.config.sweep is not None:
             waited["sweep.metric"] = self.config.sweep.metric
-            known += [f"train/{name}" for name in self.metrics]
+            known += [f"train/{name}" for name in names]
         for key, metric in waited.items():
             if metric is not None and metric not in known:
                 near = did_you_mean_or(metric, known, f"there are {', '.join(known)}; the section metrics adds more")

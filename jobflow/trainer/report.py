@@ -28,7 +28,7 @@ from jobflow.trainer.history import RATE, SPEED, History, Line
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
 from jobflow.trainer.set_metrics.metric_names import class_texts
 from jobflow.trainer.training_run import ENDS, Outcome, TrainingRun, leave
-from jobflow.trainer.units import count_text, duration_text, metric_text, percent, rate_text, size_text
+from jobflow.trainer.units import count_text, duration_text, larger_is_better, metric_text, percent, rate_text, size_text
 
 #: maximum number of ranks whose memory and communication are shown
 MOST_RANKS = 16
@@ -192,8 +192,7 @@ def _before(run: TrainingRun) -> str:
 
 def _last_and_best(name: str, line: Line) -> tuple[str, str, str]:
     values = np.array(line.values)
-    up = any(word in name for word in ("accuracy", "precision", "recall", "top", "score", "f1", "auc", "r2"))
-    best = int(values.argmax() if up else values.argmin())
+    best = int(values.argmax() if larger_is_better(name) else values.argmin())
     return metric_text(name, line.last), metric_text(name, float(values[best])), f"{line.steps[best]:,}"
 
 

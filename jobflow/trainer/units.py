@@ -66,6 +66,11 @@ def is_share(name: str) -> bool:
     return any(word in name for word in ("accuracy", "top", "precision", "recall", "error_rate"))
 
 
+def larger_is_better(name: str) -> bool:
+    """Return True if the name of a metric denotes a score rather than a loss or an error."""
+    return any(word in name for word in ("accuracy", "precision", "recall", "top", "score", "f1", "auc", "r2"))
+
+
 def metrics_text(metrics: Mapping[str, float]) -> str:
     """Return metrics as text, with a prefix such as "validation" only once: "validation loss 0.07123, accuracy 97.2 %"."""
     parts, before = [], ""
