@@ -52,7 +52,7 @@ def outputs_of(path: Path, x: Any) -> dict[str, Any]:
     return dict(zip([entry.name for entry in model.graph.output], ReferenceEvaluator(model).run(None, {name: x}), strict=True))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [pytest.param(model, marks=pytest.mark.full if model in ("builder", "named") else ()) for model in MODELS])
 def test_onnx_files_compute_the_predictions(model: str, tmp_path: Path) -> None:
     config = one_step(MODELS[model], tmp_path, *(["strategy.devices=2", "strategy.view=mirrored"] if model == "layers" else []))
     x = np.load(tmp_path / "validation.npz")["x"]
@@ -83,7 +83,7 @@ def test_onnxruntime_computes_the_predictions(tmp_path: Path) -> None:
         np.testing.assert_allclose(scores, predict(config, "test").outputs["scores"], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+@pytest.mark.parametrize("suffix", ["safetensors", pytest.param("npz", marks=pytest.mark.full)])
 def test_exported_parameters_start_another_run(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = one_step(MODELS["module"], tmp_path)
     file, target = str(tmp_path / "run.yaml"), str(tmp_path / f"weights.{suffix}")

@@ -93,7 +93,15 @@ def test_a_run_with_a_new_head_and_a_frozen_backbone(model: str, bases: dict[str
         run(loaded(file, tmp_path / "out", "freeze=[]"))
 
 
-@pytest.mark.parametrize("how", [("devices=2",), ("devices=2", "zero=3"), ("devices=2", "view=mirrored"), ("devices=2", "tensor=2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("devices=2", "view=mirrored"),
+        ("devices=2", "zero=3"),
+        *(pytest.param(how, marks=pytest.mark.full) for how in (("devices=2",), ("devices=2", "tensor=2"), ("devices=2", "pipeline=2"))),
+    ],
+    ids=" ".join,
+)
 def test_ranks_start_with_equal_values(how: tuple[str, ...], bases: dict[str, Path], tmp_path: Path) -> None:
     file = write_config(tmp_path, text("layers", more=f"start_from: {bases['layers']}\nfreeze: ['*[12]-*']"))
     sets = ("training.steps=2", "optimizer.warmup_steps=0")
@@ -117,7 +125,9 @@ def test_two_processes_start_from_a_run(bases: dict[str, Path], tmp_path: Path) 
     assert done.code != 0 and "there is no run, checkpoint or file nowhere" in done.err
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "checkpoints", "npz", "safetensors", "half"])
+@pytest.mark.parametrize(
+    "kind", ["checkpoint", "npz", "half", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("checkpoints", "safetensors"))]
+)
 def test_kinds_of_sources(kind: str, bases: dict[str, Path], tmp_path: Path) -> None:
     checkpoint = bases["module"] / "checkpoints" / "step-00000002"
     path = {"checkpoint": checkpoint, "checkpoints": checkpoint.parent, "half": tmp_path / "half.npz"}.get(kind, tmp_path / f"weights.{kind}")
