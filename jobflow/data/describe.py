@@ -85,8 +85,8 @@ def describe_file(file: str, most: int | None = None) -> Description:
     if reader in ("parquet", "arrow"):
         groups = list(groups_of(path, [])) if reader == "parquet" else arrow_dataset.groups_of(path)
         columns, count, first = columns_of(file, groups, most, FIRST)
-        arguments = {"path": file, **suggested(columns)}
-        return Description(file, reader, count, count if most is None else min(most, count), columns, first, [], 0, arguments)
+        usable = {"path": file, **suggested(columns)}
+        return Description(file, reader, count, count if most is None else min(most, count), columns, first, [], 0, usable)
     arguments: dict[str, Any] = {"path": file}
     if reader == "images" and not any(entry.is_dir() for entry in entries_of(path)):
         arguments["labels"] = False

@@ -12,6 +12,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError
 from jobflow.core.extras import optional
 from jobflow.core.types import Array, float32, int32
+from jobflow.data.augmentation import Augmentation
 from jobflow.data.files import entries_of, fault_of, files_below
 from jobflow.data.pixels import BYTE, deep_grey, upright, white_of
 from jobflow.data.samples import Field, Keep, Samples, Split
@@ -33,8 +34,10 @@ class ImageFolders(Samples):
     """Images float32[channels, size, size] with int32 labels: the index of the image's folder among the folders of `path`.
 
     The shorter side of an image is scaled to `resize` pixels, by default `size`. A square of `size` is cropped from the centre, or at random
-    if `crop` is "random". `flip` mirrors half of the images. Random choices are a function of (`seed`, epoch, number of the image).
-    Pixels are in 0..1. With `mean` and `deviation`, one number per channel, they become (x - mean) / deviation.
+    if `crop` is "random". `flip` mirrors half of the images. `rotation` is the largest angle in degrees and `colour` the largest change of
+    brightness, contrast and saturation (0.4 is up to 40 %). `rand_augment` is the number of random operations of RandAugment, with a `magnitude` up
+    to 30. Random choices are a function of (`seed`, epoch, number of the image). Pixels are in 0..1. With `mean` and `deviation`, one number per
+    channel, they become (x - mean) / deviation.
 
     `classes` names the folders and their order; the default is all folders, sorted by name. Without `labels` all images below `path` are read
     as one field. Hidden and system files and folders are omitted. Images are rotated by their EXIF orientation unless `orientation` is false.
@@ -57,12 +60,17 @@ class ImageFolders(Samples):
         split: Split = "all",
         validation_every: int = 10,
         orientation: bool = True,
+        rotation: float = 0.0,
+        colour: float = 0.0,
+        rand_augment: int = 0,
+        magnitude: int = 9,
     ) -> None:
         pillow()  # a missing package is reported when the reader is opened
         self._copies = dict[RemotePath, Path]()
         self._folder, self._size, self._channels, self.what = path_of(path), size, channels, f"{WHAT}: {path_of(path)}"
         self._resize = size if resize is None else resize
-        self._decoder = Decoder(size, channels, self._resize, orientation, crop == "random", flip)
+        augmentation = Augmentation(rotation, colour, rand_augment, magnitude)
+        self._decoder = Decoder(size, channels, self._resize, orientation, crop == "random", flip, augmentation)
         self._random, self._flip, self._key = crop == "random", flip, philox.key_of(seed, "augmentation")
         self._check(crop, mean, deviation)
         self._mean, self._deviation = _per_channel(mean or [0.0] * channels), _per_channel(deviation or [1.0] * channels)
@@ -104,7 +112,8 @@ class ImageFolders(Samples):
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         if "images" in names:
-            random_words = philox.words(np, self._key, numbers.astype(np.uint64), epoch) if self._random or self._flip else None
+            is_random = self._random or self._flip or self._decoder.augmentation.is_active
+            random_words = philox.words(np, self._key, numbers.astype(np.uint64), epoch) if is_random else None
             images = np.empty((len(numbers), self._channels, self._size, self._size), np.float32)
             for row, number in one_by_one(numbers.tolist(), lambda number: str(self._files[number])):
                 images[row] = self._image(self._files[number], None if random_words is None else random_words[:, row])
@@ -141,6 +150,7 @@ class Decoder:
     orientation: bool = True
     crop: bool = False
     flip: bool = False
+    augmentation: Augmentation = Augmentation()
 
     def square(self, content: BinaryIO, name: str, fault: Fault, random_words: Array | None = None) -> Array:
         """Return the cropped square of an image file as float32[channels, size, size] in 0..1; raise the error of `fault` for a damaged file.
@@ -158,6 +168,8 @@ class Decoder:
             raise fault(f"{name} cannot be read as an image: it has none of the formats {', '.join(FORMATS)}; convert or remove the file") from None
         except Exception as error:  # a broken image can raise any exception in the decoder
             raise fault(f"{name} cannot be read as an image: {error}; replace or remove the file") from error
+        if random_words is not None and self.augmentation.is_active:
+            image = self.augmentation.applied(image.convert(MODES[self.channels]), random_words)
         return self._cropped(image, image_module.Resampling.BILINEAR, random_words)
 
     def _decoded(self, opened: Any, image_module: Any) -> Any:

@@ -35,7 +35,7 @@ OUTPUTS = (".npz", ".csv")
 #: arguments and facts of tables by column
 BY_COLUMN = ("categories", "missing", "scale", "empty", "unknown", "dates")
 #: arguments of readers for labels, splits and random changes of training samples
-OF_TRAINING = ("split", "validation_every", "classes", "labels", "flip", "shuffle")
+OF_TRAINING = ("split", "validation_every", "classes", "labels", "flip", "rotation", "colour", "rand_augment", "shuffle")
 #: the largest number of bytes of a character
 LONGEST = 4
 #: the input field of language models

@@ -1,7 +1,7 @@
 """Readers of validation and test samples that inherit the reader of the training samples.
 
 `data.validation: {split: validation}` has the reader and all other arguments of `data.train`.  Arguments that choose samples or change them at random
-are not inherited: the split, and random flips, crops and orders.
+are not inherited: the split, and random flips, crops, colours and orders.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from jobflow.trainer.config.tree import Path, Problems, Tree, replaced
 
 #: sections that may inherit, and arguments of `data.train` that they do not
-PLACES, OWN = ("validation", "test"), ("split", "flip", "crop", "shuffle")
+PLACES, OWN = ("validation", "test"), ("split", "flip", "crop", "rotation", "colour", "rand_augment", "shuffle")
 _TRAIN: Path = ("data", "train")
 
 
