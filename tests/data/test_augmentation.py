@@ -52,9 +52,8 @@ def test_each_operation_keeps_the_type_of_an_image(photos: Path, index: int, mod
     for sign in (1, -1):
         changed = _OPERATIONS[index](image, 20 / LARGEST, sign)
         assert changed.size == image.size and changed.mode == mode
-    assert np.array_equal(np.asarray(changed), np.asarray(image)) == (index == 0 or (index == 5 and mode == "L")), (
-        "all but the first change the image"
-    )
+    same = index in (0, 2) or (index == 5 and mode == "L")  # few pixels are equalized already, and grey has no saturation
+    assert np.array_equal(np.asarray(changed), np.asarray(image)) == same
 
 
 @pytest.mark.parametrize(
