@@ -227,7 +227,7 @@ class Jobs:
 
     def _declared(self, name: str, rows: int, types: Fields, *, plain: bool = False) -> Job:
         """Declare a job; with `plain`, in the consistent view and without a strategy."""
-        body = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}[name]
+        body: Callable[..., dict[str, Any]] = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}[name]
         options = {} if name == PREDICTION else {"metrics": not plain}
 
         def function(*values: Any) -> Any:
