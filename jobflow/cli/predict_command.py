@@ -41,6 +41,10 @@ def fill(parser: argparse.ArgumentParser) -> None:
         help="0 selects the most likely token; larger values are more random (default 1)",
     )
     text.add_argument("--top-k", type=at_least_one, metavar="K", help="sample from the K most likely tokens (default: from all)")
+    text.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="sample from the most likely tokens with this total probability (default 1)"
+    )
+    text.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     text.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default 0)")
 
 
@@ -80,8 +84,8 @@ def write_text(options: argparse.Namespace, loaded: Loaded, first: bool) -> int:
             print(text, end="", flush=True)
 
     say(prompt)
-    sampling = {"temperature": options.temperature, "top_k": options.top_k or 0, "seed": options.seed}
-    text = generate(loaded, prompt, options.length, checkpoint=options.checkpoint, say=say, **sampling)
+    sampling = {"temperature": options.temperature, "top_k": options.top_k or 0, "top_p": options.top_p, "seed": options.seed}
+    text = generate(loaded, prompt, options.length, checkpoint=options.checkpoint, stop=options.stop, say=say, **sampling)
     if shown:
         print()
     elif first:

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -227,12 +227,19 @@ def generate(
     *,
     temperature: float = 1.0,
     top_k: int = 0,
+    top_p: float = 1.0,
+    stop: Sequence[str] = (),
     seed: int = 0,
     checkpoint: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Return a continuation of the prompt by `count` characters (bytes for a model of bytes); `say` receives the continuation in pieces."""
+    """Return a continuation of the prompt by `count` characters (bytes for a model of bytes); `say` receives the continuation in pieces.
+
+    The continuation ends before the first of the texts `stop`.
+    """
     config = loaded.config
+    if not all(stop):
+        raise ArgumentError("generating text: a text of stop is empty; pass at least one character")
     if not is_of_text(config):
         raise ConfigError(
             f"data.train.reader is {config.data.train.reader}, but only models that were trained on text can continue a prompt; pass --input"
@@ -250,9 +257,34 @@ def generate(
             return _scores(jobs.network, jobs.call(job, {TOKENS: tokens}))[..., : words.size]
 
         prompt_tokens = [int(token) for token in words.encode(prompt, "the prompt")]
-        continuation = tokens_after(scores_of, prompt_tokens, count, length=length, temperature=temperature, top_k=top_k, seed=seed)
-        pieces = list(texts(words, continuation, say))
+        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        pieces = []
+        for piece in before_stop(texts(words, tokens_after(scores_of, prompt_tokens, count, length=length, **options)), stop):
+            say(piece)
+            pieces.append(piece)
     return "".join(pieces)
+
+
+def before_stop(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
+    """Yield the text of the pieces before the first of the texts `stop`; the possible beginning of such a text waits for the next piece."""
+    pending = ""
+    for piece in pieces:
+        pending += piece
+        ends = [pending.index(text) for text in stop if text in pending]
+        if ends:
+            pending = pending[: min(ends)]
+            break
+        begins = (size for size in range(min(len(pending), max(map(len, stop), default=0)), 0, -1) if _begins(pending[-size:], stop))
+        ready = len(pending) - next(begins, 0)
+        if ready:
+            yield pending[:ready]
+        pending = pending[ready:]
+    if pending:
+        yield pending
+
+
+def _begins(end: str, stop: Sequence[str]) -> bool:
+    return any(text.startswith(end) for text in stop)
 
 
 def _scores(network: Network, outputs: Mapping[str, Array]) -> Array:
@@ -273,16 +305,14 @@ def _of_prompts(network: Network) -> Network:
     return network
 
 
-def texts(words: Vocabulary, tokens: Iterator[int], say: Callable[[str], None]) -> Iterator[str]:
-    """Yield the text of the tokens in pieces, and pass each piece to `say`; a multi-byte character is one piece."""
+def texts(words: Vocabulary, tokens: Iterator[int]) -> Iterator[str]:
+    """Yield the text of the tokens in pieces; a multi-byte character is one piece."""
     pending: list[int] = []
     for token in tokens:
         pending.append(token)
         text = words.decode(pending)
         if not text.endswith("\ufffd") or len(pending) == LONGEST:
             pending = []
-            say(text)
             yield text
     if pending:
-        say(words.decode(pending))
         yield words.decode(pending)

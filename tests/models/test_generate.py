@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from jobflow.core.errors import ArgumentError
 from jobflow.models.generate import sampled, tokens_after
+from jobflow.trainer.predict import before_stop
 
 
 def counting(words: int, calls: list[Any] | None = None) -> Any:
@@ -55,6 +57,36 @@ def test_top_k_leaves_the_best() -> None:
     assert sampled(scores, 0.0, 0, 0.999) == 2
 
 
+def test_top_p_keeps_the_most_likely_tokens_up_to_a_probability() -> None:
+    scores = np.log(np.array([3, 1, 4, 2], np.float32))
+    for top_p, weights in ((0.39, [0, 0, 7, 0]), (0.41, [3, 0, 4, 0]), (0.69, [3, 0, 4, 0]), (0.71, [3, 0, 4, 2]), (1.0, [3, 1, 4, 2])):
+        count = 100 * sum(weights)
+        drawn = np.bincount([sampled(scores, 1.0, 0, share, top_p) for share in (np.arange(count) + 0.5) / count], minlength=4)
+        np.testing.assert_array_equal(drawn, [100 * weight for weight in weights])
+    assert {sampled(scores, 1.0, 2, share, 0.5) for share in (0.0, 0.5, 0.99)} == {2}  # of the two best, 4 / 7 is the best one
+
+
+def test_a_stop_token_ends_the_continuation() -> None:
+    assert list(tokens_after(counting(10), [3], 9, length=4, stop=[6, 8])) == [4, 5]
+    assert list(tokens_after(counting(10), [3], 2, length=4, stop=[9])) == [4, 5]
+
+
+@pytest.mark.parametrize(
+    "pieces, stop, expected",
+    [
+        ("abcdef", ["cd"], ["a", "b"]),
+        ("ababc", ["abc"], ["ab"]),
+        ("aab", ["b", "ab"], ["a"]),
+        ("abx", ["abc"], ["abx"]),
+        ("ab", ["abc"], ["ab"]),
+        ("ab", [], ["a", "b"]),
+        (["xy", "z\nw"], ["\n"], ["xy", "z"]),
+    ],
+)
+def test_texts_end_before_a_stop_text(pieces: Sequence[str], stop: list[str], expected: list[str]) -> None:
+    assert list(before_stop(pieces, stop)) == expected
+
+
 def test_ends_of_the_draw_are_tokens_that_can_be() -> None:
     scores = np.array([-np.inf, 0.0, 0.0, -np.inf])
     assert sampled(scores, 1.0, 0, 0.0) == 1
@@ -77,6 +109,8 @@ def test_a_text_is_a_function_of_its_seed() -> None:
         (b"a", {"temperature": -1.0}, "temperature -1.0"),
         (b"a", {"temperature": float("nan")}, "temperature nan"),
         (b"a", {"top_k": -1}, "top_k -1"),
+        (b"a", {"top_p": 0.0}, "top_p must be more than 0 and at most 1, not 0.0"),
+        (b"a", {"top_p": float("nan")}, "not nan"),
         (b"a", {"length": 0}, "length 0"),
     ),
 )
