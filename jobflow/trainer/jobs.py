@@ -227,7 +227,8 @@ class Jobs:
 
     def _declared(self, name: str, rows: int, types: Fields, *, plain: bool = False) -> Job:
         """Declare a job; with `plain`, in the consistent view and without a strategy."""
-        body: Callable[..., dict[str, Any]] = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}[name]
+        bodies: dict[str, Callable[..., dict[str, Any]]] = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}
+        body = bodies[name]
         options = {} if name == PREDICTION else {"metrics": not plain}
 
         def function(*values: Any) -> Any:
