@@ -153,8 +153,8 @@ class Loop:
         self.record = self._described(checkpoint)
         if not self._stopped_before:
             self.progress.stop = None
-        self.record.recorded = recorder(logging)
-        own = logging if self._writes else [self.record.recorded]
+        self.recorder = self.record.recorded = recorder(logging)
+        own = logging if self._writes else [self.recorder]
         self.calls = Calls(self.session, self.record, self.entries, own, lambda: float(self.rates.rate(self.progress.step)), self._halted)
 
     def _called(self) -> None:
@@ -193,7 +193,7 @@ class Loop:
             f"{metrics_text(self.progress.metrics)}) and stays unchanged; {longer} to continue, or start again with --resume never"
         )
         self._saved = checkpoint
-        self.record.recorded.restore(self.record)
+        self.recorder.restore(self.record)
         self.record.outcome = self._outcome()
 
     def _train(self) -> None:

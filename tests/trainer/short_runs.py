@@ -79,7 +79,7 @@ class Recorder(Callback):
     def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
         self.evaluations[report.step] = report
 
-    def on_checkpoint(self, run: TrainingRun, path: Path) -> None:
+    def on_checkpoint(self, run: TrainingRun, path: Any) -> None:
         self.saves.append(path.name)
 
     def on_end(self, run: TrainingRun, outcome: Any) -> None:

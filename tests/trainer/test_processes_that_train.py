@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -30,6 +31,24 @@ def test_two_ranks_stop_together_and_one_resumes(tmp_path: Path) -> None:
     _, whole = run(loaded(file, tmp_path / "whole"))
     assert list(rest.steps) == list(range(int(saved.name[5:]) + 1, 10))
     check_same(rest, whole, list(rest.steps))
+
+
+@pytest.mark.full
+@pytest.mark.mpi
+def test_callbacks_on_two_ranks_make_equal_requests(tmp_path: Path) -> None:
+    file = write_config(tmp_path, CONFIG + "callbacks:\n  - {callback: stopping_callbacks:Changer, arguments: {last: 8}}\n")
+    program = Path(__file__).with_name("stopped_by_rank_one.py")
+    done = processes.run(program, file, f"output={tmp_path / 'ranks'}", "callbacks.0.arguments.last=5", ranks=2, environment=PATHS)
+    assert done.code == 75, done.out + done.err  # SIGTERM in the third step of rank 1
+    done = processes.run("-m", "jobflow", "train", file, "--output", tmp_path / "ranks", ranks=2, environment=PATHS)
+    assert done.code == 0 and "stopping_callbacks:Changer stopped the run" in done.err, done.out + done.err
+    _, whole = run(loaded(file, tmp_path / "whole"))
+    lines = [json.loads(line) for line in (tmp_path / "ranks" / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+    assert losses == pytest.approx(whole.losses, rel=1e-5)
+    wrong = 'callbacks=[{callback: "stopping_callbacks:Raiser", arguments: {event: on_evaluation}}]'
+    done = processes.run("-m", "jobflow", "train", file, "--output", tmp_path / "wrong", "--set", wrong, ranks=2, environment=PATHS)
+    assert done.code == 1 and "callback stopping_callbacks:Raiser: on_evaluation at stopping_callbacks.py:" in done.err
 
 
 def test_ctrl_c_from_outside(tmp_path: Path) -> None:
