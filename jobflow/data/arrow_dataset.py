@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.extras import optional
@@ -28,7 +28,7 @@ class ArrowDataset(Parquet):
     `ids`. The names of a `ClassLabel` are the classes of the samples. Only the JSON of the folder and the Arrow files that it names are read.
     """
 
-    suffixes = ()
+    suffixes: ClassVar[tuple[str, ...]] = ()
     reader = WHAT
 
     def row_groups(self, path: AnyPath, texts: list[str]) -> list[Group]:
@@ -84,7 +84,9 @@ def _opened(file: AnyPath) -> tuple[Any, list[Any]]:
     ipc = optional("pyarrow.ipc", WHAT)
     try:
         stream = ipc.open_stream(arrow.BufferReader(arrow.py_buffer(mapped(file, fault))))
-        return stream.schema, list(stream)
+        schema, batches = stream.schema, list(stream)
+        len(schema.names)  # names that are not UTF-8 raise here
+        return schema, batches
     except Exception as error:  # a broken file can raise any exception in pyarrow
         raise fault(f"{file} is not a complete Arrow file: {error}; save the dataset again") from error
 

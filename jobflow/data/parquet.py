@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class Parquet(Table):
     last groups are cached, up to `memory` MiB. Every `validation_every`-th row is for validation.
     """
 
-    suffixes = (ENDING,)
+    suffixes: ClassVar[tuple[str, ...]] = (ENDING,)
     #: the name of the reader in messages
     reader = WHAT
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -53,7 +54,10 @@ class WebDataset(Stream):
         first = next(self._samples_of(self._files), None)
         if first is None:
             raise fault(f"{path} has no sample with {', '.join(sorted({ending for ending, _ in self._endings.values()}))}; correct path or fields")
-        self.fields = {field: field_of(value, lambda row, field=field: f'{self}: sample 0, field "{field}"') for field, value in first.items()}
+        self.fields = {field: field_of(value, partial(self._first, field)) for field, value in first.items()}
+
+    def _first(self, field: str, row: int) -> str:
+        return f'{self}: sample {row}, field "{field}"'
 
     def samples(self, epoch: int) -> Iterator[Mapping[str, Array]]:
         if not self._shuffle:

@@ -65,6 +65,10 @@ def test_wrong_states_raise(tmp_path: Path, changes: dict[str, Any], message: st
 def test_other_folders_and_damaged_files_raise(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no state\.json; set path to a folder that Dataset\.save_to_disk has written"):
         open_reader("arrow", path=str(tmp_path), fields={"x": "x"})
+    first = saved(tmp_path) / "data-00000-of-00002.arrow"
+    first.write_bytes(first.read_bytes().replace(b"label", b"l\x91bel"))
+    with pytest.raises(DataError, match=r"data-00000-of-00002\.arrow is not a complete Arrow file"):
+        open_reader("arrow", path=str(tmp_path), fields={"x": "x"})
     saved(tmp_path)
     (shard := tmp_path / "data-00001-of-00002.arrow").write_bytes(shard.read_bytes()[:700])
     with pytest.raises(DataError, match=r"data-00001-of-00002\.arrow is not a complete Arrow file"):
