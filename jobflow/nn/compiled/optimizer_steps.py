@@ -20,7 +20,7 @@ from jobflow.ops.update import rate_dtype
 
 if TYPE_CHECKING:
     from jobflow.compiler.front.trace import Tracer
-    from jobflow.nn.compiled.step_recorder import Observer
+    from jobflow.nn.compiled.observer import Observer
 
 
 class OptimizerSteps:

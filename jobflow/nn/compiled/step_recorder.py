@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
@@ -21,6 +21,7 @@ from jobflow.core.types import Array
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node, Variable
 from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator
+from jobflow.nn.compiled.observer import Observer
 from jobflow.nn.compiled.optimizer_steps import OptimizerSteps
 from jobflow.nn.compiled.snapshot import Untraceable
 from jobflow.nn.compiled.traced_tape import Differentiating, TracedNode, TracedSweep
@@ -34,30 +35,6 @@ from jobflow.tensors.run import Prepared, prepared
 from jobflow.tensors.run_values import HostValue, item_of
 from jobflow.tensors.state import gradients
 from jobflow.tensors.tape import Edge, follow, note, op_gradient, read_by
-
-
-class Observer(Protocol):
-    """The part of the interface of `Guards` that the recorder calls."""
-
-    def add(self, value: Any, path: str) -> None:
-        """Add all values that are reachable from `value` to the snapshot; `path` names `value` in messages."""
-        ...
-
-    def path_of(self, x: Tensor) -> str | None:
-        """Return the path of the tensor x if the snapshot contains it, else None."""
-        ...
-
-    def sampled(self, before: Any) -> None:
-        """Accept the samples since `before`, the state of NumPy's random generator, because every run samples again."""
-        ...
-
-    def suspend(self) -> bool:
-        """Stop observing this thread; return True if it was observed."""
-        ...
-
-    def resume(self) -> None:
-        """Resume observing after `suspend`."""
-        ...
 
 
 @dataclass
