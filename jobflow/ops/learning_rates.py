@@ -68,7 +68,7 @@ def natural_exponential(base_lr: float, step: int, steps: float, decay_rate: flo
     return base_lr * _exp(-decay_rate * _periods(step, steps, staircase))
 
 
-def cosine(base_lr: float, step: int, steps: float, alpha: float) -> float:
+def cosine(base_lr: float, step: float, steps: float, alpha: float) -> float:
     """Return base_lr ((1 - alpha) (1 + cos(pi s / steps)) / 2 + alpha), where s = min(step, steps)."""
     return base_lr * ((1 - alpha) * 0.5 * (1 + _cos(math.pi * _least(step, steps) / steps)) + alpha)
 

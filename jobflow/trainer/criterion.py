@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -108,9 +108,9 @@ class Criterion:
             # not the legacy loss, which is at most -log(1e-20)
             loss = negative_log_likelihood(log_softmax(scores), targets, kind.ndim - 1, what=self.name, name="loss")
             return {"loss": loss, "accuracy": accuracy}
-        rows = scores if kind.ndim == 2 else arrays.reshape(scores, [-1, kind.shape[-1]])
+        rows: Any = scores if kind.ndim == 2 else arrays.reshape(scores, [-1, kind.shape[-1]])
         loss = functional.cross_entropy(
-            rows, arrays.reshape(targets, [-1]), self._weight(kind.shape[-1]), reduction="none", label_smoothing=self.smoothing
+            rows, cast(Any, arrays.reshape(targets, [-1])), self._weight(kind.shape[-1]), reduction="none", label_smoothing=self.smoothing
         )
         return {"loss": loss if kind.ndim == 2 else arrays.reshape(loss, list(kind.shape[:-1])), "accuracy": accuracy}
 

@@ -45,6 +45,7 @@ from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.world.launched import launched
 from jobflow.strategies import mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.config.optimizer_schema import Plateau
 from jobflow.trainer.criterion import SCORES
 from jobflow.trainer.facts import sizes_of, with_facts
 from jobflow.trainer.fingerprint import ROWS, Fingerprint
@@ -52,6 +53,7 @@ from jobflow.trainer.freezing import check_frozen
 from jobflow.trainer.means import check_mean
 from jobflow.trainer.network import Network, key_line, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
+from jobflow.trainer.parameter_groups import check_groups
 from jobflow.trainer.set_metrics.configured_metrics import SetMetrics
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
 
@@ -199,6 +201,8 @@ class Jobs:
         if self.config.sweep is not None:
             waited["sweep.metric"] = self.config.sweep.metric
             known += [f"train/{name}" for name in names]
+        plan = self.config.optimizer.schedule
+        waited["optimizer.schedule.metric"] = plan.metric if isinstance(plan, Plateau) else None
         for key, metric in waited.items():
             if metric is not None and metric not in known:
                 near = did_you_mean_or(metric, known, f"there are {', '.join(known)}; the section metrics adds more")
@@ -261,6 +265,7 @@ class Jobs:
         outputs, results = self._outputs(batch, metrics)
         self.variables = dict(body.variables)
         check_frozen(self.loaded, self.variables)
+        check_groups(self.loaded, self.variables)
         with at_line(line_of(self.loaded, "optimizer")):
             optimizer: Minimizer = optimizer_from(self.config, self.steps, adjustable=self.adjustable)
             optimizer.minimize(_weighed(outputs["loss"], next(iter(batch.values()))))

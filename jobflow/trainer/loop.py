@@ -35,6 +35,7 @@ from jobflow.trainer.chrome_trace import Tracing
 from jobflow.trainer.class_names import classes_of
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
+from jobflow.trainer.configured_rates import FACTOR, plateau_of
 from jobflow.trainer.evaluate import batches_of, measure, rows_of
 from jobflow.trainer.fingerprint import Fingerprint
 from jobflow.trainer.finite import first_not_finite
@@ -44,6 +45,7 @@ from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Jobs, Means, prepared
 from jobflow.trainer.loggers import loggers, recorder
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
+from jobflow.trainer.parameter_groups import groups_text
 from jobflow.trainer.resume import Progress, check_alike, check_configurations, chosen, follow, read, series_of, set_aside_behind, together
 from jobflow.trainer.set_metrics.configured_metrics import PREFIX
 from jobflow.trainer.set_metrics.epochs import Epochs
@@ -108,6 +110,7 @@ class Loop:
         stopping = self.config.evaluation.early_stopping
         self.early = None if stopping is None else Early(stopping.metric, stopping.mode, stopping.patience, stopping.min_delta)
         self.rates = schedule_from(self.config.optimizer, self.jobs.steps)
+        self.plateau = plateau_of(self.config.optimizer)
         self.agreement = Agreement(self.session, self.clock, lambda: (self.signals.request, self.signals.announced))
         validation = self.jobs.samples.get("validation")
         self._validation = None if validation is None else batches_of(self.jobs, validation)
@@ -155,7 +158,7 @@ class Loop:
             self.progress.stop = None
         self.recorder = self.record.recorded = recorder(logging)
         own = logging if self._writes else [self.recorder]
-        self.calls = Calls(self.session, self.record, self.entries, own, lambda: float(self.rates.rate(self.progress.step)), self._halted)
+        self.calls = Calls(self.session, self.record, self.entries, own, lambda: self._rate(self.progress.step), self._halted)
 
     def _called(self) -> None:
         """Run the remaining steps with calls of the callbacks."""
@@ -276,10 +279,14 @@ class Loop:
         progress.seconds += seconds
         self._seconds += seconds
         others = {name: value for name, value in values.items() if name != "loss"}
-        rate = float(self.rates.rate(before)) * self.calls.factor
+        rate = self._rate(before) * self.calls.factor
         report = StepReport(progress.step, batch.position.epoch, values["loss"], others, seconds, batch.size, rate, waited)
         self.record.step, self.record.epoch = progress.step, progress.epoch
         self._call("on_step", report)
+
+    def _rate(self, step: int) -> float:
+        """Return the learning rate after `step` updates, without changes by callbacks."""
+        return float(self.rates.rate(step)) * (1.0 if self.plateau is None else self.plateau.factor)
 
     def _decide(self) -> None:
         """Exchange requests to stop, and finish a completed asynchronous checkpoint."""
@@ -340,6 +347,10 @@ class Loop:
         if self.early is not None and self.progress.early is not None:
             self.early.restore(self.progress.early)
         self._epochs.restore(self.progress.totals, self.progress.sample, checkpoint)
+        if self.plateau is not None:
+            if self.progress.plateau is not None:
+                self.plateau.restore(self.progress.plateau)
+            self.session.write({FACTOR: np.full(1, self.plateau.factor)})
         return checkpoint
 
     def _read(self, path: AnyPath) -> None:
@@ -354,7 +365,7 @@ class Loop:
         return TrainingRun(
             config.name, self.loaded, Path(config.output), run.ranks, run.steps, self.progress.step, run.steps_per_epoch, count,
             rows_of(samples, config.data.batch_size), checkpoint, lambda: self._compiled, self.progress.seconds,
-            "\n".join(filter(None, [self._before, frozen_text(self.loaded, run.variables)])),
+            "\n".join(filter(None, [self._before, frozen_text(self.loaded, run.variables), groups_text(self.loaded, run.variables)])),
             step=self.progress.step, epoch=self.progress.epoch, metrics=self.progress.metrics, checkpoint=checkpoint,
         )  # fmt: skip
 
@@ -370,6 +381,10 @@ class Loop:
         self.clock.evaluated(report.seconds)
         progress.metrics.update(report.metrics)
         self._call("on_evaluation", report)
+        if self.plateau is not None:
+            if self.plateau.heed(report.metrics[self.plateau.options.metric]):
+                self.session.write({FACTOR: np.full(1, self.plateau.factor)})
+            progress.plateau = self.plateau.state()
         if self.early is not None:
             if self.early.heed(report.metrics[self.early.metric]):
                 self.stopped = "early"

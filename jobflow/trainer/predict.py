@@ -22,9 +22,10 @@ from jobflow.models.generate import tokens_after
 from jobflow.storage.remote import AnyPath, path_of
 from jobflow.trainer.class_names import classes_of, labels_of
 from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.criterion import LABELS
 from jobflow.trainer.evaluate import batches_of, restore, rows_of, trained
 from jobflow.trainer.jobs import Jobs, open_place
-from jobflow.trainer.network import LABELS, Network, layered
+from jobflow.trainer.network import Network, layered
 
 #: names of samples in a configuration, accepted in place of an input file
 PLACES = ("train", "validation", "test")

@@ -24,6 +24,7 @@ from jobflow.storage.series import TRIES, Series
 from jobflow.storage.untrusted import whole
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.config.keys import default_at
+from jobflow.trainer.configured_rates import FACTOR
 from jobflow.trainer.facts import sizes_of
 from jobflow.trainer.fingerprint import Fingerprint
 from jobflow.trainer.optimizing import RATE_FACTOR
@@ -34,7 +35,7 @@ T = TypeVar("T")
 NEVER = "use the jobflow version that saved them, or correct permissions and limits; --resume never starts a new run and renames the checkpoints"
 PRECISION = "strategy.precision"
 #: beginnings of the names of variables that other settings create
-VARYING = (NOT_FINITE, "System-Train-DynamicLossScale", RATE_FACTOR)
+VARYING = (NOT_FINITE, "System-Train-DynamicLossScale", RATE_FACTOR, FACTOR)
 #: keys of the configuration that must not change
 FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name", "freeze")
 
@@ -60,6 +61,8 @@ class Progress:
     stop: dict[str, str] | None = None
     #: means and metrics of the training samples of this epoch, from `Totals.state`
     totals: dict[str, Any] = field(default_factory=dict)
+    #: state of the schedule "plateau"
+    plateau: dict[str, Any] | None = None
 
     def extra(self, plain: Mapping[str, Any], samples: Samples | Stream) -> dict[str, Any]:
         """Return a checkpoint's entries in addition to variables, seed, run counts and layout; `samples` are the training samples."""
@@ -71,7 +74,14 @@ class Progress:
             "facts": plainly(samples.facts),
             "sizes": sizes_of(samples),
             "fields": {name: [list(field.shape), field.dtype.name] for name, field in samples.fields.items()},
-            "trainer": {"evaluated": self.evaluated, "early": self.early, "seconds": self.seconds, "stop": self.stop, "totals": self.totals},
+            "trainer": {
+                "evaluated": self.evaluated,
+                "early": self.early,
+                "seconds": self.seconds,
+                "stop": self.stop,
+                "totals": self.totals,
+                "plateau": self.plateau,
+            },
             "callbacks": self.callbacks,
         }
 
@@ -96,11 +106,22 @@ class Progress:
                 dict(extra.get("callbacks", {})),
                 None if own.get("stop") is None else {name: str(own["stop"][name]) for name in ("entry", "key", "reason")},
                 dict(own.get("totals", {})),  # earlier releases saved none
+                _plateau(own.get("plateau")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(
                 f"{path} was not saved by the trainer ({type(error).__name__}: {error}); pass another checkpoint, or --resume never"
             ) from None
+
+
+def _plateau(state: Any) -> dict[str, Any] | None:
+    """Check the saved state of a plateau; raise ValueError, TypeError or KeyError for other values."""
+    if state is None:
+        return None
+    if not 0 < (factor := float(state["factor"])) <= 1:
+        raise ValueError(f"the factor {factor} of the learning rate")
+    best = None if state["best"] is None else float(state["best"])
+    return {"best": best, "waited": whole(state["waited"]), "factor": factor, "cooling": whole(state["cooling"])}
 
 
 def plainly(tree: Any) -> Any:
@@ -333,17 +354,23 @@ def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint |
         text = program.check(path, entries.get("fingerprint"), loaded.config.checkpoint.accept_changed_model)
         if text and session.writes_files:
             notice(text)
-    same = _at(entries["config"], PRECISION) == loaded.config.strategy.precision and adjusted == (RATE_FACTOR in session.variables)
+    same = _at(entries["config"], PRECISION) == loaded.config.strategy.precision and adjusted == _factors(session.variables)
     loaded_entries = _load(session, path, same)
     if json.dumps(loaded_entries, sort_keys=True) != json.dumps(entries, sort_keys=True):
         raise ReplacedError(f"checkpoint {path} was replaced by another process during the read; resume again")
     return progress
 
 
-def _inspected(path: AnyPath) -> tuple[dict[str, Any], bool]:
-    """Return the extra entries of a checkpoint, and True if it contains the factor of the learning rate."""
+def _inspected(path: AnyPath) -> tuple[dict[str, Any], list[str]]:
+    """Return the extra entries of a checkpoint, and its factors of the learning rate."""
     saved = store.load(path)
-    return dict(saved.extra), RATE_FACTOR in saved
+    return dict(saved.extra), _factors(saved)
+
+
+def _factors(variables: Iterable[str]) -> list[str]:
+    """Return the names of the variables that multiply the learning rate: that of callbacks, and that of a plateau."""
+    names = set(variables)
+    return [name for name in (RATE_FACTOR, FACTOR) if name in names]
 
 
 def _load(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:

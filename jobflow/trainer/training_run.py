@@ -151,7 +151,7 @@ class TrainingRun:
     compiled: Callable[[], Compiled | None] = lambda: None
     #: seconds of training in earlier parts of the run
     seconds_before: float = 0.0
-    #: text to print before the first step: initial values from files, and frozen variables
+    #: text to print before the first step: initial values from files, frozen variables, and parameter groups
     before: str = ""
     #: the finished steps and epochs, and the latest metrics by name, such as "train/loss"
     step: int = 0

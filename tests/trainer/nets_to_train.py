@@ -70,6 +70,18 @@ def nameless(x: Any, labels: Any = None) -> Any:
     return plain(x, labels)["loss"]
 
 
+def halving(step: int, lr: float, every: int) -> float:
+    """Return a learning rate that is halved after each `every` steps."""
+    return float(lr * 0.5 ** (step // every))
+
+
+class Signs(flow.optim.SGD):
+    """An optimizer of own formula: that of Lion without a mean."""
+
+    def rule(self, group: Any) -> Any:
+        return flow.optim.Lion([flow.zeros(1, requires_grad=True)]).rule({**group, "betas": (0.0, 0.0)})
+
+
 REDUCED = {
     "mean": lambda loss: flow.math.reduce_mean(loss),
     "percent": lambda loss: flow.math.multiply(flow.math.reduce_mean(loss), 100.0),

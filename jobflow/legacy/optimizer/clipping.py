@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from jobflow.compiler.front.gradient_sums import added
 from jobflow.core.dataclass import dataclass
@@ -44,6 +44,17 @@ class GlobalNorm:
 
     def clipped(self, parameters: Sequence[Parameter]) -> list[Parameter]:
         return by_norm(parameters, lambda n: ew.scale(ew.reciprocal(ew.clip(n, minimum=self.clip_norm)), self.clip_norm))
+
+
+@dataclass(frozen=True)
+class ByValue:
+    """Clipping of each element of each gradient to the range from -most to most."""
+
+    most: float
+
+    def clipped(self, parameters: Sequence[Parameter]) -> list[Parameter]:
+        whole = [replace(p, gradient=apply(ToLayout(p.variable.sbp), p.gradient)) for p in parameters]
+        return [replace(p, gradient=cast("Value", ew.clip(p.gradient, -self.most, self.most))) for p in whole]
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | N
     checks.loss()
     checks.callbacks()
     checks.metrics()
+    checks.optimizer()
+    checks.schedule()
     return checks.builder()
 
 
@@ -112,6 +114,45 @@ class _Checks:
                 self.report(f"{path}.callback", f"{name} is {what}", "a callback is a class such as: class Stop(jobflow.trainer.Callback)")
                 continue
             self.arguments(arguments_model(kind, _needed(kind)), f"{path}.arguments", f"callback {name}", f"{path}.callback")
+
+    def optimizer(self) -> None:
+        """Check an imported optimizer, a class of `jobflow.optim.Optimizer`, and its arguments."""
+        name = self.valid_value("optimizer.name")
+        if not isinstance(name, str) or ":" not in name:
+            return
+        from jobflow.optim.optimizer import Optimizer  # NumPy, and all functions of tensors
+
+        function = self.imported("optimizer.name", name)
+        if function is None:
+            return
+        if not inspect.isclass(function) or not issubclass(function, Optimizer) or function.rule is Optimizer.rule:
+            problem = "defines no `rule`" if inspect.isclass(function) and issubclass(function, Optimizer) else "is no optimizer"
+            advice = "an optimizer is a class of jobflow.optim.Optimizer that defines `rule`"
+            self.report("optimizer.name", f"{name} {problem}, so it cannot update the variables of a train job", advice)
+            return
+        names = list(inspect.signature(function).parameters)
+        without = frozenset({*names[:1], "lr"})
+        self.arguments(arguments_model(function, _needed(function) - without, without), "optimizer.arguments", f"optimizer {name}", "optimizer.name")
+        for i, group in enumerate(self.valid_value("optimizer.groups") or ()):
+            if group.get("weight_decay") is not None and "weight_decay" not in names:
+                self.report(f"optimizer.groups.{i}.weight_decay", f"optimizer {name} takes no argument weight_decay; omit it")
+
+    def schedule(self) -> None:
+        """Check an imported schedule, a function of the step, and its arguments."""
+        name = self.valid_value("optimizer.schedule.name")
+        function = self.imported("optimizer.schedule.name", name) if isinstance(name, str) and ":" in name else None
+        if function is None:
+            return
+        try:
+            names = list(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            names = []
+        if not names or inspect.isclass(function):
+            self.report("optimizer.schedule.name", f"{name} takes no step; a schedule is a function of the number of earlier updates")
+            return
+        without = frozenset({names[0], "lr", "steps"})
+        model = arguments_model(function, _needed(function) - without, without)
+        self.arguments(model, "optimizer.schedule.arguments", f"schedule {name}", "optimizer.schedule.name")
 
     def builder(self) -> Callable[..., Any] | None:
         name = self.valid_value("model.builder")

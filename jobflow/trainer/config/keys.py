@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from jobflow.core.imports import IMPORT_PATH
 from jobflow.trainer.config.schema import TrainConfig
-from jobflow.trainer.config.schema_fields import Notes, Section
+from jobflow.trainer.config.schema_fields import IMPORTED, Notes, Section, selector
 from jobflow.trainer.config.tree import Path, child, dotted, steps_of
 
 Model = type[BaseModel]
@@ -60,7 +60,9 @@ def is_section(kind: Any) -> bool:
 def tag_of(section: Model) -> str | None:
     """Return the value of `name:` that selects this section, or None if a section is not selected by name."""
     field = section.model_fields.get("name")
-    return str(get_args(field.annotation)[0]) if field is not None and get_origin(field.annotation) is Literal else None
+    if field is None or get_origin(field.annotation) is Literal:
+        return None if field is None else str(get_args(field.annotation)[0])
+    return IMPORTED if "arguments" in section.model_fields else None
 
 
 def kinds_at(path: Path, value: Any, root: Any = TrainConfig) -> list[Any]:
@@ -72,7 +74,7 @@ def kinds_at(path: Path, value: Any, root: Any = TrainConfig) -> list[Any]:
     for step in path:
         value = child(value, step)
         kinds = [inside for kind in kinds for inside in _inside(kind, step)]
-        kinds = [kind for kind in kinds if is_section(kind) and tag_of(kind) == child(value, "name")] or kinds
+        kinds = [kind for kind in kinds if is_section(kind) and tag_of(kind) == selector(value) is not None] or kinds
     return kinds
 
 
@@ -146,7 +148,7 @@ def suggestion(key: str, path: Path, legal: Sequence[str], present: Iterable[str
         variants = [tag for place, tag in own if place == general and tag]
         if variants:
             return f"; only {_listed(variants, 'and')} {'have' if len(variants) > 1 else 'has'} it", ()
-        return f"; it belongs {_under(key)}", ()
+        return f"; it belongs {_under(key, general)}", ()
     close = close_key(key, [name for name in legal if name not in present], legal)
     if close:
         return f'; did you mean "{close}"?', (close,)
@@ -173,8 +175,11 @@ def close_key(key: str, *groups: Sequence[str]) -> str:
     return ""
 
 
-def _under(key: str) -> str:
-    once = list(dict.fromkeys(dotted(place) for place, _ in sections_with()[key]))
+def _under(key: str, near: Path = ()) -> str:
+    """Describe the sections that contain a key; only those inside `near`, if there are any."""
+    sections = [section for section, _ in sections_with()[key]]
+    inside = [section for section in sections if near and section[: len(near)] == near]
+    once = list(dict.fromkeys(map(dotted, inside or sections)))
     if "" in once:
         return "at the top of the file"
     return f"under {_listed(once, 'or')}" if len(once) <= 4 else f"under {_listed(once[:3], 'or')}, for example"

@@ -20,6 +20,10 @@ Values = Callable[..., list[Any]]
 Wrong = Iterator[tuple[str, str, str]]
 
 
+#: optimizers without weight decay
+_WITHOUT_DECAY = ("adam", "rmsprop", "rprop", "sparse_adam")
+
+
 class _Unknown(Exception):
     """The exception for a rule that reads an invalid value; `check` then skips the rule."""
 
@@ -42,22 +46,9 @@ def check(tree: Tree, problems: Problems) -> None:
         return 3 if at == DEFAULT else 0 if not at.line else 1 if at.file == tree.mark(()).at.file else 2
 
     for rule in (
-        _model,
-        _layers,
-        _losses,
-        _warm_up,
-        _boundaries,
-        _length,
-        _mesh,
-        _mirrored,
-        _parts,
-        _zero,
-        _packages,
-        _batch,
-        _measured,
-        _best,
-        *SWEEP_RULES,
-    ):
+        _model, _layers, _losses, _warm_up, _boundaries, _cycle, _plateau, _groups, _length, _mesh, _mirrored, _parts, _zero, _packages, _batch,
+        _measured, _best, *SWEEP_RULES,
+    ):  # fmt: skip
         try:
             for keys, message, legal in rule(values):
                 paths = [steps_of(key) for key in keys.split()]
@@ -131,6 +122,36 @@ def _boundaries(of: Values) -> Wrong:
     if len(boundaries) != len(scales):
         message = f"there are {len(boundaries)} boundaries and {len(scales)} scales; write one scale per boundary"
         yield "optimizer.schedule.scales optimizer.schedule.boundaries", message, ""
+
+
+def _cycle(of: Values) -> Wrong:
+    (warmup,), (name,) = of("optimizer", "warmup_steps"), of("optimizer.schedule", "name")
+    if name == "one_cycle" and warmup:
+        message = "the schedule one_cycle begins with a rise of the rate; omit the warm-up, and set optimizer.schedule.rise"
+        yield "optimizer.warmup_steps optimizer.schedule.name", message, "optimizer.warmup_steps: 0"
+
+
+def _plateau(of: Values) -> Wrong:
+    (name,), (validation,) = of("optimizer.schedule", "name"), of("data", "validation")
+    epochs, steps = of("evaluation", "every_epochs", "every_steps")
+    if name != "plateau":
+        return
+    if validation is None:
+        message = "the schedule plateau needs samples for evaluation: data.validation"
+        yield "optimizer.schedule.name data.validation", message, "data.validation: a reader"
+    elif epochs is None and steps is None:
+        keys = "optimizer.schedule.name evaluation.every_epochs"
+        yield keys, "the schedule plateau needs evaluations: evaluation.every_epochs or every_steps", "such as: every_epochs: 1"
+
+
+def _groups(of: Values) -> Wrong:
+    name, groups = of("optimizer", "name", "groups")
+    if ":" in str(name) or name not in _WITHOUT_DECAY:
+        return
+    for i, group in enumerate(groups):
+        if group.get("weight_decay") is not None:
+            key = f"optimizer.groups.{i}.weight_decay"
+            yield f"{key} optimizer.name", f"{key}: the optimizer {name} has no weight decay; omit it", "name: adamw, sgd"
 
 
 def _length(of: Values) -> Wrong:

@@ -11,15 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from jobflow.core.imports import IMPORT_PATH
-from jobflow.trainer.config.schema_fields import Count, NotNegative, OneOf, Positive
+from jobflow.trainer.config.optimizer_schema import Optimizer as Optimizer
+from jobflow.trainer.config.schema_fields import METRIC as METRIC
+from jobflow.trainer.config.schema_fields import Count, Imported, MetricKey, NotNegative, OneOf, Positive, Share
 from jobflow.trainer.config.schema_fields import Notes as Notes
 from jobflow.trainer.config.schema_fields import Section as Section
 from jobflow.trainer.config.schema_fields import key as key
 from jobflow.trainer.config.schema_metrics import Metric
 from jobflow.trainer.config.sweep_schema import Sweep
 
-#: a fraction, or the decay rate of a running mean
-Share = Annotated[float, Field(ge=0, lt=1)]
 #: one number for both axes, or height and width
 Sizes = Count | tuple[Count, Count]
 Activation = Literal["relu", "gelu", "tanh", "sigmoid", "elu", "leaky_relu", "swish", "softmax", "softplus"]
@@ -32,13 +32,8 @@ Loss = Literal[
     "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "soft_margin_loss",
     "hinge_embedding_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss",
 ]  # fmt: skip
-Imported = Annotated[str, Field(pattern=IMPORT_PATH)]
-#: pattern of the name of an evaluation metric
-METRIC = r"^validation/\w+$"
-MetricKey = Annotated[str, Field(pattern=METRIC)]
 EveryEpochs = Annotated[Count | None, key("interval in epochs; null: not by epochs")]
 EverySteps = Annotated[Count | None, key("interval in steps; null: not by steps", "save_every save_steps log_every log_steps interval")]
-FallSteps = Annotated[Count | None, key("number of steps of the schedule; null: all steps of the training")]
 
 # -------------------------------------------------------------------- layers of a plain net
 
@@ -168,111 +163,6 @@ class Data(Section):
     drop_last: Annotated[bool, key("omit the last batch of an epoch if it is smaller")] = False
     prefetch: Annotated[int, key("number of batches that are read ahead", ge=0, le=1024)] = 2
 
-
-# -------------------------------------------------------------------- optimizer
-
-
-class Constant(Section):
-    name: Annotated[Literal["constant"], key("always lr")]
-
-
-class Cosine(Section):
-    name: Annotated[Literal["cosine"], key("half a cosine from lr to alpha lr")]
-    steps: FallSteps = None
-    alpha: Annotated[float, key("final rate as a fraction of lr", ge=0, le=1)] = 0.0
-
-
-class Linear(Section):
-    name: Annotated[Literal["linear"], key("a line from lr to end_lr")]
-    steps: FallSteps = None
-    end_lr: Annotated[NotNegative, key("final rate")] = 0.0
-
-
-class Polynomial(Section):
-    name: Annotated[Literal["polynomial"], key("from lr to end_lr: (lr - end_lr) (1 - step / steps)^power + end_lr")]
-    steps: FallSteps = None
-    end_lr: Annotated[NotNegative, key("final rate")] = 0.0
-    power: Annotated[Positive, key("exponent; 1 is a line")] = 1.0
-    cycle: Annotated[bool, key("start again after `steps`, each time for longer")] = False
-
-
-class Exponential(Section):
-    name: Annotated[Literal["exponential"], key("lr decay_rate^(step / steps)")]
-    steps: Annotated[Count, key("steps after which the rate is decay_rate lr")]
-    decay_rate: Annotated[float, key("rate after `steps` as a fraction of lr", "gamma", gt=0, le=1)]
-    staircase: Annotated[bool, key("change only after each `steps`")] = False
-
-
-class Piecewise(Section):
-    name: Annotated[Literal["piecewise"], key("lr up to the first boundary, lr scales[i] after boundary i")]
-    boundaries: Annotated[tuple[Count, ...], key("steps in increasing order", "milestones", min_length=1)]
-    scales: Annotated[tuple[NotNegative, ...], key("fractions of lr, one per boundary", min_length=1)]
-
-
-Schedule = Annotated[Constant | Cosine | Linear | Polynomial | Exponential | Piecewise, Field(discriminator="name")]
-
-
-class _Optimizer(Section):
-    name: Annotated[str, key("which", "type kind optimizer_name")]
-    lr: Annotated[Positive, key("learning rate", "learning_rate learningrate learn_rate base_lr lr_rate rate")]
-    clip_norm: Annotated[
-        Positive | None,
-        key("maximum norm of all gradients together; null: no clipping", "gradient_clip clip_grad_norm grad_clip max_grad_norm clip max_norm"),
-    ] = None
-    schedule: Annotated[Schedule, key("schedule of the learning rate", "scheduler lr_scheduler lr_schedule")] = Constant(name="constant")
-    warmup_steps: Annotated[int, key("number of first steps in which the rate rises to lr", "warmup warm_up", ge=0)] = 0
-
-
-class _Decaying(_Optimizer):
-    weight_decay: Annotated[NotNegative, key("each step subtracts lr weight_decay w from each weight w", "wd l2 decay weightdecay")] = 0.0
-
-
-class Sgd(_Decaying):
-    name: Annotated[Literal["sgd"], key("plain gradient descent: w - lr g")]
-
-
-class Momentum(_Decaying):
-    name: Annotated[Literal["momentum"], key("gradient descent with momentum: v = momentum v - lr g, w + v")]
-    momentum: Annotated[Share, key("fraction of the previous update that is kept")] = 0.9
-
-
-class _Moments(_Optimizer):
-    beta1: Annotated[Share, key("decay of the mean gradient")] = 0.9
-    beta2: Annotated[Share, key("decay of the mean squared gradient")] = 0.999
-
-
-class Adam(_Moments):
-    name: Annotated[Literal["adam"], key("Adam")]
-    epsilon: Annotated[Positive, key("added to the divisor")] = 1e-8
-    bias_correction: Annotated[bool, key("correct the means for their start at 0")] = True
-
-
-class AdamW(_Moments, _Decaying):
-    name: Annotated[Literal["adamw"], key("Adam with decoupled weight decay")]
-    epsilon: Annotated[Positive, key("added to the divisor")] = 1e-8
-    bias_correction: Annotated[bool, key("correct the means for their start at 0")] = True
-
-
-class Lamb(_Moments, _Decaying):
-    name: Annotated[Literal["lamb"], key("the direction of Adam, scaled by the norm of each variable")]
-    epsilon: Annotated[Positive, key("added to the divisor")] = 1e-6
-
-
-class Lars(_Decaying):
-    name: Annotated[Literal["lars"], key("momentum, with a rate per variable in proportion to |w| / |g|")]
-    momentum: Annotated[Share, key("fraction of the previous update that is kept")] = 0.9
-    epsilon: Annotated[Positive, key("added to the divisor")] = 1e-9
-    coefficient: Annotated[Positive, key("the factor of |w| / |g|")] = 1e-4
-
-
-class RmsProp(_Optimizer):
-    name: Annotated[Literal["rmsprop"], key("gradients divided by their mean size: w - lr g / sqrt(mean of g^2)")]
-    decay_rate: Annotated[Share, key("decay of the mean squared gradient")] = 0.99
-    epsilon: Annotated[Positive, key("added to the mean squared gradient")] = 1e-8
-    centered: Annotated[bool, key("divide by the standard deviation instead")] = False
-
-
-Optimizer = Annotated[Sgd | Momentum | Adam | AdamW | Lamb | Lars | RmsProp, Field(discriminator="name")]
 
 # -------------------------------------------------------------------- how it runs
 

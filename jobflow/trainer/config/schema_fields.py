@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_valid
 from pydantic.fields import FieldInfo
 
 from jobflow.core.dataclass import dataclass
+from jobflow.core.imports import IMPORT_PATH
 
 
 @dataclass(frozen=True)
@@ -64,3 +65,17 @@ class OneOf(Section):
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+#: a fraction, or the decay rate of a running mean
+Share = Annotated[float, Field(ge=0, lt=1)]
+#: pattern of the name of an evaluation metric
+METRIC = r"^validation/\w+$"
+MetricKey = Annotated[str, Field(pattern=METRIC)]
+Imported = Annotated[str, Field(pattern=IMPORT_PATH)]
+#: the value of `name` that stands for an import path in messages and tables
+IMPORTED = "module:function"
+
+
+def selector(value: Any) -> str | None:
+    """Return the section that the key `name` of a section selects: `IMPORTED` for an import path; None without a name."""
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return None if name is None else IMPORTED if ":" in str(name) else str(name)

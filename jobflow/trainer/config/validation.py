@@ -164,7 +164,7 @@ class Validation:
     def wrong(self, path: Path, errors: Sequence[ErrorDetails]) -> None:
         """Report the invalid value at `path` with its legal types or names; all `errors` concern this value."""
         at, full, first, key = self.tree.place(path), dotted(path), errors[0], path[-1] if path else ""
-        if first["type"] == "union_tag_not_found":
+        if first["type"] == "union_tag_not_found" and isinstance(first["input"], dict):
             self.nameless(path)
         elif first["type"] == "union_tag_invalid":
             tag, tags, name = str(first["ctx"]["tag"]), self.tags(path), (*path, "name")
@@ -176,7 +176,7 @@ class Validation:
             choices = [choice for kind in self.kinds(path) if get_origin(kind) is Literal for choice in get_args(kind)]
             words = " or ".join(dict.fromkeys(requirement(error, choices) for error in errors))
             near = hint(errors, choices)
-            if not near and any(error["type"].startswith(("model", "dict")) for error in errors):
+            if not near and any(error["type"].startswith(("model", "dict", "union_tag")) for error in errors):
                 near = section_hint(first["input"], list(self.fields(path)), self.tags(path), key)
             if (
                 not near
@@ -216,7 +216,7 @@ REQUIREMENTS = {
     "none": "null",
     "path": "a path",
     **dict.fromkeys(("list", "tuple"), "a list"),
-    **dict.fromkeys(("dict", "model", "mapping", "dataclass"), "a map of keys"),
+    **dict.fromkeys(("dict", "model", "mapping", "dataclass", "union_tag_not_found"), "a map of keys"),
 }
 PATTERNS = {
     ANY_METRIC: 'the name of a metric, such as "validation/loss" or "train/loss"',
