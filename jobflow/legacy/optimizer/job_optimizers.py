@@ -24,7 +24,7 @@ from jobflow.legacy.optimizer import named_tensors
 from jobflow.legacy.optimizer.clipping import Clipping
 from jobflow.legacy.optimizer.loss_scale import LossScale, StaticLossScale
 from jobflow.legacy.optimizer.option_ranges import check_fields
-from jobflow.legacy.optimizer.schedules import CustomScheduler, MultipliedSchedule
+from jobflow.legacy.optimizer.schedules import CustomScheduler
 from jobflow.legacy.optimizer.warmup import ConstantWarmup, LinearWarmup
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, OptimizerUpdate, RmsPropUpdate, SgdUpdate
 from jobflow.ops.update import learning_rate
@@ -160,8 +160,6 @@ class Single(Minimizer, Options):
             parameters = self.grad_clipping.clipped(parameters)
         step, schedule = self._step(step), self.lr_scheduler
         rate_of = schedule.tensor if isinstance(schedule, CustomScheduler) else partial(learning_rate, schedule, step)
-        if isinstance(schedule, MultipliedSchedule):
-            rate_of = partial(schedule.tensor, step, slots)
         return updated(parameters, self.step_op, rate_of, step, slots)
 
     def _check(self, what: str, job: TrainJob) -> None:

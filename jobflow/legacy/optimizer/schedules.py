@@ -13,14 +13,11 @@ from typing import Any, ClassVar
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, user_line
-from jobflow.core.types import DType, Tensor, TensorType, float32, float64
+from jobflow.core.types import DType, Tensor, float32, float64
 from jobflow.legacy.optimizer import named_tensors
 from jobflow.legacy.optimizer.option_ranges import check_fields, is_number
 from jobflow.legacy.optimizer.warmup import Warmup
 from jobflow.ops import learning_rates
-from jobflow.ops.arithmetic import multiply
-from jobflow.ops.scalar import cast
-from jobflow.ops.update import learning_rate
 
 __all__ = [
     "CosineScheduler", "CustomScheduler", "ExponentialScheduler", "InverseTimeScheduler", "LinearCosineScheduler", "NaturalExpScheduler",
@@ -233,23 +230,6 @@ class CustomScheduler:
         raise JobError(
             f"CustomScheduler at {user_line()}: only a run of the job computes the rate, tensor {self.lbn!r}; call rate of another schedule"
         )
-
-
-@dataclass(frozen=True)
-class MultipliedSchedule:
-    """The rates of `schedule`, multiplied by the variable `factor` of the job: float64[1], initially 1.  The host may write the variable."""
-
-    schedule: Schedule
-    factor: str
-
-    def rate(self, step: int) -> float:
-        """Return the rate without the factor."""
-        return self.schedule.rate(step)
-
-    def tensor(self, step: Any, slots: Any, dtype: DType) -> Tensor:
-        """Return the rate after `step` updates as a tensor of shape (1,) and type `dtype`; `slots` returns the variable."""
-        factor = slots(self.factor, TensorType((1,), float64), 1.0, None)
-        return cast(multiply(learning_rate(self.schedule, step, float64), factor), dtype)
 
 
 def _store(schedule: Any, **values: Any) -> None:
