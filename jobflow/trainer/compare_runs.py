@@ -32,7 +32,7 @@ _FILES = ("metrics.jsonl", "metrics.csv")
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A run with its record, None for a run without a `run.json`, and with its curves by metric."""
 
     label: str
@@ -47,7 +47,7 @@ class Run:
         return {key: value for name, inner in config.items() if name not in _WITHOUT_EFFECT for key, value in leaves({name: inner})}
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+def read_runs(folders: Sequence[str | Path]) -> list[FinishedRun]:
     """Return the runs in the folders; the folder of a sweep stands for all of its trials.
 
     Raises: FileError for a folder without a run, for a damaged record, and for more than RUNS runs.
@@ -76,7 +76,7 @@ def _short(paths: Sequence[Path]) -> list[str]:
     return [os.path.relpath(path, os.path.commonpath(paths)) for path in paths]
 
 
-def _run(folder: Path, label: str) -> Run:
+def _run(folder: Path, label: str) -> FinishedRun:
     try:
         record = read_run(folder)
     except FileNotFoundError:
@@ -87,26 +87,26 @@ def _run(folder: Path, label: str) -> Run:
             for name, value in one.items():
                 if name != "step":
                     history.lines.setdefault(name, Line()).add(int(one["step"]), value)
-    return Run(label, folder, record, {name: line for name, line in history.lines.items() if len(line)})
+    return FinishedRun(label, folder, record, {name: line for name, line in history.lines.items() if len(line)})
 
 
 # -------------------------------------------------------------------- table
 
 
-def changed(runs: Sequence[Run]) -> list[str]:
+def changed(runs: Sequence[FinishedRun]) -> list[str]:
     """Return the keys whose values differ between the runs."""
     every = [run.keys for run in runs if run.record is not None]
     keys = dict.fromkeys(key for values in every for key in values)
     return [key for key in keys if len({json.dumps(values.get(key), sort_keys=True) for values in every}) > 1]
 
 
-def measured(runs: Sequence[Run]) -> list[str]:
+def measured(runs: Sequence[FinishedRun]) -> list[str]:
     """Return the names of the metrics of evaluations, or the training loss if no run has evaluations."""
     names = dict.fromkeys(name for run in runs for name in run.lines if "/" in name)
     return list(names) or ["loss"]
 
 
-def comparison_table(runs: Sequence[Run]) -> TextTable:
+def comparison_table(runs: Sequence[FinishedRun]) -> TextTable:
     """Return the table of the runs: changed keys, best and last value of each metric, steps, time and end."""
     keys, metrics = changed(runs), measured(runs)
     short = labels(keys)
@@ -133,7 +133,7 @@ def _best_and_last(name: str, line: Line | None) -> tuple[str, str]:
 # -------------------------------------------------------------------- page
 
 
-def comparison_page(runs: Sequence[Run]) -> str:
+def comparison_page(runs: Sequence[FinishedRun]) -> str:
     """Return the HTML page with the table and the curves of the runs."""
     metrics = list(dict.fromkeys([*measured(runs), *(name for run in runs for name in run.lines)]))
     curves = [name for name in metrics if any(name in run.lines for run in runs)]
@@ -144,7 +144,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
     return page("compare.html", title=f"Comparison of {counted(len(runs), 'run')}", sections=sections)
 
 
-def _curves(run: Run, names: Iterable[str], most: int) -> dict[str, list[list[float]]]:
+def _curves(run: FinishedRun, names: Iterable[str], most: int) -> dict[str, list[list[float]]]:
     curves = {}
     for name in names:
         if name in run.lines:
@@ -157,7 +157,7 @@ def _rounded(value: float) -> float:
     return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.6g}")
 
 
-def write_page(path: Path, runs: Sequence[Run]) -> None:
+def write_page(path: Path, runs: Sequence[FinishedRun]) -> None:
     """Write the page of a comparison; raise FileError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ def write_page(path: Path, runs: Sequence[Run]) -> None:
         raise FileError(f"compare: {path} cannot be written: {error.strerror or error}; pass another path with --html") from None
 
 
-def json_text(runs: Sequence[Run]) -> str:
+def json_text(runs: Sequence[FinishedRun]) -> str:
     """Return the runs as JSON: label, folder, changed keys, metrics, steps, seconds and end."""
     keys = changed(runs)
     trees = []
