@@ -52,8 +52,8 @@ class HostValue:
             f"{use} at {user_line()}: the value of {self.what} at {self.where} is not known while flow.compile runs; return the value, or use tensors"
         )
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         """The type of the number, for `isinstance`."""
         if self.kind is None:
             raise self.unknown("isinstance")

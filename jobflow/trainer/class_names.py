@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jobflow.trainer.criterion import LABELS
 from jobflow.trainer.jobs import Jobs
-from jobflow.trainer.network import LABELS
 
 
 def labels_of(jobs: Jobs, fields: Iterable[str]) -> list[str]:
