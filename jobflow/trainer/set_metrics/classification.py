@@ -49,7 +49,8 @@ class Counted:
         }
 
     def reset(self) -> None:
-        self.right = self.count = 0
+        self.right: Any = 0
+        self.count = 0
 
 
 class Accuracy(Counted):
@@ -69,7 +70,7 @@ class TopK(Counted):
 
     @property
     def requests(self) -> Mapping[str, Request]:
-        return super().requests | {"value": Request(POSITION, self.options.scores, self.options.labels)}
+        return {**super().requests, "value": Request(POSITION, self.options.scores, self.options.labels)}
 
     def update(self, values: Mapping[str, Array]) -> None:
         labels = class_numbers(values["labels"], self.classes)
