@@ -18,6 +18,7 @@ from short_runs import CONFIG, write_config
 
 from jobflow.cli import main
 from jobflow.core.errors import ConfigError, FileError
+from jobflow.distributed import mpiexec
 from jobflow.trainer import Callback, train
 from jobflow.trainer.config import ConfigErrors
 from jobflow.trainer.config.sweep_schema import Choice, LogUniform, Uniform, WholeNumber
@@ -233,6 +234,20 @@ def test_the_command_lists_trials_with_a_dry_run(file: Path, tmp_path: Path, cap
 def test_several_processes_have_the_results_of_a_sequence(grid: SweepResult, file: Path, tmp_path: Path) -> None:
     result = swept(file, tmp_path / "out", "optimizer.lr=0.001,0.05,1e39", jobs=2)
     assert {one.trial.name: (one.value, one.stopped) for one in result.results} == {one.trial.name: (one.value, one.stopped) for one in grid.results}
+
+
+@pytest.mark.full
+@pytest.mark.mpi
+def test_two_ranks_have_the_results_of_one(grid: SweepResult, file: Path, tmp_path: Path) -> None:
+    launcher = mpiexec.find()
+    assert launcher is not None
+    words = [word for setting in (*SHORT, f"output={tmp_path / 'out'}") for word in ("--set", setting)]
+    command = [launcher, "-n", "2", sys.executable, "-m", "jobflow", "train", str(file), "--sweep", "optimizer.lr=0.001,0.05,1e39", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and done.stdout.count("trial 3 of 3") == 1, done.stdout + done.stderr
+    trials = {one["name"]: one["value"] for one in json.loads((tmp_path / "out" / "sweep.json").read_text())["trials"]}
+    expected = {one.trial.name: one.value for one in grid.results}
+    assert trials.pop("lr=1e+39") is None and trials == pytest.approx({name: expected[name] for name in trials})
 
 
 @pytest.mark.full
