@@ -23,7 +23,7 @@ class Auc:
     def __init__(self, options: Any) -> None:
         self.options = options
         self.classes = 0
-        self.states = ("positive", "negative") if options.bins else ("scores", "labels")
+        self.states = ("positive", "negative") if options.bins else ("scores", "labels", "count")
         self.reset()
 
     @property
@@ -34,6 +34,8 @@ class Auc:
         }
 
     def reset(self) -> None:
+        #: the number of elements of `scores`
+        self.count = 0
         self.scores: list[Array] = []
         self.labels: list[Array] = []
         self.positive = self.negative = np.zeros((0, 0), np.int64)
@@ -44,7 +46,8 @@ class Auc:
         if self.options.bins:
             self._count(scores, labels)
             return
-        if sum(each.size for each in self.scores) + scores.size > self.options.limit:
+        self.count += scores.size
+        if self.count > self.options.limit:
             raise DataError(
                 f"the exact area keeps every score, and there are more than {self.options.limit:,}; "
                 f"count them in intervals, such as {{auc: {{bins: 1000}}}}, or raise auc.limit"
