@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Container, Iterable
+
+import numpy as np
 
 from jobflow.core.types import Array
 from jobflow.tensors.tensor import TensorBase
@@ -34,6 +37,26 @@ def overlap(tensors: Iterable[TensorBase], written: Container[int]) -> tuple[Ten
                 return (x, other) if id(x) in written else (other, x)
         open_.append((last, x))
     return None
+
+
+def is_shared(x: TensorBase) -> bool:
+    """Return True if another tensor or array may use the memory of x.
+
+    The base of a view does not count if only the view refers to it.
+    """
+    owner, name, own = x, "_array", list[int]()
+    while owner.base is not None:
+        if sys.getrefcount(owner.base[0]) > 2:  # the reference of `base`, and the argument
+            return True
+        owner = owner.base[0]
+        own.append(id(getattr(owner, "_array", None)))
+    memory: object = x
+    while (now := getattr(memory, name, None)) is not None:
+        if not isinstance(now, np.ndarray) or sys.getrefcount(now) > 3 + own.count(id(now)):  # also the reference of `now`
+            return True
+        memory, name = now, "base"
+        del now
+    return False
 
 
 class Ranges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,68 @@ def _replaced_state(compiled: Compile) -> list[float]:
     return results
 
 
+def _view(compiled: Compile, view: Callable[[Any], Any]) -> list[float]:
+    b, results = flow.zeros(2, 2), []
+    v = view(b)
+    function = compiled(lambda x: x + v.sum())
+    for i in range(3):
+        results += [function(flow.zeros(1)).item(), v.sum().item()]
+        b.fill_(i + 1.0)
+    return results
+
+
+def _view_in_place(compiled: Compile) -> list[Any]:
+    b, results = flow.zeros(2, 2), []
+    v = b.data.t()
+    step = compiled(lambda x: v.add_(x).sum())
+    for _ in range(2):
+        results += [step(flow.ones(1)).item(), b.tolist()]
+    return results
+
+
+def _earlier_views(compiled: Compile, views: Callable[[Any], Any]) -> list[Any]:
+    flow.manual_seed(0)
+    model = nn.Linear(2, 2)
+    shown, optimizer = views(model), flow.optim.SGD(model.parameters(), lr=0.25)
+
+    def step(x: Any) -> Any:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    step, results = compiled(step), []
+    for _ in range(2):
+        step(flow.ones(1, 2))
+        results += [x.tolist() for x in (*shown, *model.parameters())]
+    return results
+
+
+def _flat(model: Any) -> Any:
+    flat = flow.arange(6.0)
+    model.weight.data, model.bias.data = flat[:4].view(2, 2), flat[4:]
+    return [flat]
+
+
+def _joined_later(compiled: Compile) -> list[float]:
+    p, q, e = flow.zeros(1), flow.zeros(1), flow.zeros(1)
+    step = compiled(lambda x: (p.add_(x), q * 1)[1])
+    results = [step(flow.ones(1)).item()]
+    old, p.data = p.data, e
+    results += [step(flow.ones(1)).item(), old.item(), e.item()]
+    q.data = p.data
+    return results + [step(flow.ones(1)).item() for _ in range(2)]
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "t": lambda b: b.t(),
+    "column": lambda b: b[:, 1],
+    "rows": lambda b: b[::2],
+    "diagonal": lambda b: b.diagonal(),
+    "narrow": lambda b: b.narrow(1, 0, 1),
+    "expand": lambda b: b[:1].expand(3, 2),
+    "from_numpy": lambda b: flow.from_numpy(b.numpy().T),
+}
+
 CASES: dict[str, Callable[[Compile], list[Any]]] = {
     "grad is None before the trace": _absent_gradient,
     "gradients by turns": _gradients_by_turns,
@@ -96,10 +159,16 @@ CASES: dict[str, Callable[[Compile], list[Any]]] = {
     "overwritten argument that is read elsewhere": lambda compiled: _argument_read_elsewhere(compiled, "a"),
     "argument that is overwritten elsewhere": lambda compiled: _argument_read_elsewhere(compiled, "w"),
     "replaced state of an optimizer": _replaced_state,
+    **{f"view {name}": functools.partial(_view, view=view) for name, view in VIEWS.items()},
+    "overwritten view": _view_in_place,
+    "earlier detach": lambda compiled: _earlier_views(compiled, lambda model: [model.weight.detach()[0], model.bias.detach()]),
+    "earlier state_dict": lambda compiled: _earlier_views(compiled, lambda model: [*model.state_dict().values()]),
+    "earlier numpy": lambda compiled: _earlier_views(compiled, lambda model: [model.weight.detach().numpy().T]),
+    "parts of a flat tensor": lambda compiled: _earlier_views(compiled, _flat),
+    "data of another tensor": _joined_later,
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_results_equal_the_results_of_the_eager_function(case: str) -> None:
-    flow.manual_seed(0)
     assert CASES[case](flow.compile) == CASES[case](lambda function: function)

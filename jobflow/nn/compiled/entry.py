@@ -61,8 +61,10 @@ class Entry:
         self.elsewhere = [(i, x) for i, x in enumerate(tracing.call.tensors) if _is_read_elsewhere(tracing, x)]
         #: memory that arguments of a call must not share, because the plan writes to it, or to arguments
         shown = [(binding.tensor, resident.array) for binding, resident in self.replay.bindings]
-        self.guarded_memory = Ranges(array for x, array in shown if id(x) in inside or id(x) in recorder.written or trace.written)
-        self.changes_memory = bool(recorder.written)
+        added = [slot.array for slot in self.replay.added.values()]
+        self.guarded_memory = Ranges([*(array for x, array in shown if id(x) in recorder.written or trace.written), *added])
+        self.written = set(recorder.written) - inside
+        self.changes_memory = bool(recorder.written or added)
         self.guarded = [(x, elements.tobytes()) for x, elements in recorder.guarded.values()]
         self.seeds = [(draw.generator, draw.generator.seed) for draw in recorder.draws]
         read = [recorder.gradients[i][0] for i in recorder.gradients_read]
@@ -86,7 +88,7 @@ class Entry:
         if any(call.tensors[i] is not x for i, x in self.elsewhere):
             return "an argument was a tensor that the function also reads elsewhere, and is another tensor"
         if self.changes_memory and self._shares_memory(call.tensors):
-            return "an argument shares memory with a tensor that the function overwrites"
+            return "a tensor that the function reads now shares memory with a tensor that it overwrites"
         if [x._gradient is None for x in self.readers] != self.had_gradient:
             return "the grad of a parameter was None and is a tensor, or the reverse"
         if any((call.tensors[i]._gradient is None) != none for i, none in self.reader_arguments):
@@ -108,11 +110,11 @@ class Entry:
         return self.snapshot.changed()
 
     def _shares_memory(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True if an argument shares memory with a tensor that the plan writes to, or with an argument to which it writes."""
+        """Return True if the plan reads a tensor in the memory of another tensor to which it writes; `tensors` are the arguments."""
         if any(self.guarded_memory.meet(x.array) for x in tensors):
             return True
-        written = {id(tensors[i]) for i, _ in self.trace.written}
-        return bool(written) and overlap(tensors, written) is not None
+        written, outside = {id(tensors[i]) for i, _ in self.trace.written}, self.tensors if self.replay.has_strays() else ()
+        return bool(written or outside) and overlap([*tensors, *outside], written | self.written) is not None
 
     def stale(self) -> str:
         """Describe the first tensor whose type, layout, requires_grad or hooks changed since the trace; return "" if there is none."""

@@ -36,10 +36,11 @@ from jobflow.runtime.interrupts import held
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
 from jobflow.tensors.convert import agree, convert_array, done, empty
+from jobflow.tensors.overlaps import bounds, is_shared
 from jobflow.tensors.session_tensors import Binding, adopt_layout
 from jobflow.tensors.state import EagerState, mixed
 from jobflow.tensors.structures import filled, form, leaves
-from jobflow.tensors.tensor import ResidentMemory, Storage, move_memory
+from jobflow.tensors.tensor import ResidentMemory, Storage, TensorBase, move_memory, own
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class Memory:
     #: the tensors that are variables, by name, and their memory
     tensors: dict[str, Tensor] = field(default_factory=dict)
     residents: dict[str, ResidentMemory] = field(default_factory=dict)
+    #: names of variables whose elements every run copies from tensors, and copies back, because other tensors share the memory of these tensors
+    copied: set[str] = field(default_factory=set)
     #: variables that have received their loaded values
     loaded: set[str] = field(default_factory=set)
 
@@ -134,6 +137,8 @@ class Bound:
         #: bindings of tensors to variables, and their memory
         self.bindings: list[tuple[Binding, ResidentMemory]] = []
         self.storages: list[Storage] = []
+        #: tensors that stay in memory that others share, with the memory of their variables, and True if the program overwrites them
+        self.copied: list[tuple[TensorBase, Array, bool]] = []
         self.together = Placement("cpu", self.group.ranks)
         self.collective_log = here.collective_log(self.together)
         #: the variables that a run overwrites
@@ -244,7 +249,11 @@ class Bound:
         writes = variable.name in self.built.graph.updates
         if resident is not None and x.array is resident.array:
             return resident if resident.ranks in ((), self.group.ranks) and not resident.copies else None
-        if variable.trainable or not x.array.flags.c_contiguous or (writes and not x.array.flags.writeable):
+        if not x.array.flags.c_contiguous or (writes and not x.array.flags.writeable):
+            return None
+        if is_shared(x):
+            return ResidentMemory(x.array, x.array.reshape(-1).view(np.uint8), 0)
+        if variable.trainable:
             return None
         if isinstance(x, Parameter) and variable.layout.is_whole and variable.placement.size == len(self.group.ranks) > 1:
             return None
@@ -252,15 +261,17 @@ class Bound:
 
     def _fill(self, state: State, fresh: Sequence[Variable], loaded: Mapping[str, Tensor]) -> None:
         """Write loaded values, or values of tensors, to new variables, and move the tensors into the memory of the variables."""
-        pieces = self._pieces(loaded)
+        self._write_first(state, fresh, self._pieces(loaded))
+        for name, x in self.built.tensors.items():
+            if name in state.slots:
+                self._share(state, name, x)
+
+    def _write_first(self, state: State, fresh: Sequence[Variable], pieces: Mapping[str, Array]) -> None:
         for variable in fresh:
             x = self.built.tensors.get(variable.name)
             piece = pieces.get(variable.name) if x is None else self._piece(x, variable)
             if piece is not None:
                 state.write(variable.name, piece)
-        for name, x in self.built.tensors.items():
-            if name in state.slots:
-                self._share(state, name, x)
 
     def _check_stored(self, stored: Variable, variable: Variable) -> None:
         if (stored.type, stored.layout) != (variable.type, variable.layout):
@@ -302,6 +313,11 @@ class Bound:
 
     def _share(self, state: State, name: str, x: Tensor) -> None:
         resident = self.memory.residents.get(name)
+        if resident is None and not is_common(state.slots[name].buffer) and bounds(state.array(name)) != bounds(x.array) and is_shared(x):
+            self.memory.copied.add(name)
+        if name in self.memory.copied:
+            self.copied.append((x, state.array(name), name in self.built.graph.updates))
+            return
         if resident is None:
             slot, known = state.slots[name], None if x._storage is None else x._storage.resident
             if known is not None and x.array is known.array and state.buffers[slot.buffer] is known.buffer:
@@ -356,8 +372,9 @@ class Bound:
         provenance = self._compare_runs(tensors, moved)
         if self.executor is None:
             return provenance, {}
-        if moved:
-            self._copy_back(moved)
+        copied = [*self.copied, *self._copy_back(moved)] if moved else self.copied
+        for x, array, _ in copied:
+            np.copyto(array, x.array)
         try:
             outputs = dict(self.executor.run({**arrays, **self.constant}))
         except BaseException:
@@ -366,7 +383,15 @@ class Bound:
             raise
         for storage in self.storages:
             storage.version += 1
+        for x, array, is_written in copied:
+            if is_written:
+                np.copyto(own(x, self.built.name), array)
+                x.wrote()
         return provenance, outputs
+
+    def has_strays(self) -> bool:
+        """Return True if a tensor is not in the memory of its variable."""
+        return bool(self.copied) or any(binding.tensor.array is not resident.array for binding, resident in self.bindings)
 
     def _compare_runs(self, tensors: Sequence[Tensor], moved: Sequence[tuple[Binding, ResidentMemory]]) -> int:
         """Return the provenance of this run; `moved` are the bindings whose tensors left the memory of their variables.
@@ -391,15 +416,22 @@ class Bound:
             )
         return provenance
 
-    def _copy_back(self, moved: Sequence[tuple[Binding, ResidentMemory]]) -> None:
+    def _copy_back(self, moved: Sequence[tuple[Binding, ResidentMemory]]) -> list[tuple[TensorBase, Array, bool]]:
         """Copy the elements of tensors that left the memory of their variables back to this memory.
 
-        The first rank writes shared memory.  The ranks have already compared the names of these variables.
+        Tensors that now share memory with others stay there; return them with the memory of their variables, and True if the program overwrites
+        them.  The first rank writes shared memory.  The ranks have already compared the names of these variables.
         """
         first = self.here.rank.index == self.group.ranks[0]
+        staying = []
         for binding, resident in moved:
             if changed := binding.changed("when the graph was compiled"):
                 raise JobError(f"{self.built.name} at {user_line()}: {changed}; create another graph")
+            if not resident.ranks and len(resident.tensors) > 1:  # views of the memory from before an assignment to `data`
+                resident._move(resident.array, resident.array.copy())
+            if not resident.ranks and is_shared(binding.tensor):
+                staying.append((binding.tensor, resident.array, binding.variable.name in self.built.graph.updates))
+                continue
             if first or not resident.ranks:
                 target = resident.array
                 if resident.ranks:
@@ -409,6 +441,7 @@ class Bound:
             binding.readmit()
         if any(resident.ranks for _, resident in moved):
             self.peers.barrier()
+        return staying
 
     @property
     def peers(self) -> Communicator:
