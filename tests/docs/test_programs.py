@@ -115,9 +115,13 @@ def test_excerpts_are_in_their_files(block: Block) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "configuration.md", "training.md"])
 def test_configurations_are_whole(page: str, tmp_path: Path) -> None:
-    """Configurations that begin with a file name are files in one folder; parts of one are in configs/."""
+    """Blocks that begin with a file name are files in one folder, beside configs/; other configurations are excerpts of files in configs/."""
     configurations = [b for b in pages.blocks() if b.page == page and b.language == "yaml"]
     assert configurations
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for block in pages.blocks():
+        if block.page == page and block.language == "python" and (name := pages.SAVED.match(block.text)):
+            (tmp_path / name[1]).write_text(block.text, encoding="utf-8")
     for block in configurations:
         first = block.text.splitlines()[0]
         (tmp_path / (first.removeprefix("# ") if first.endswith(".yaml") else "shown.yaml")).write_text(block.text, encoding="utf-8")
