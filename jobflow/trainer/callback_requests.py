@@ -310,6 +310,8 @@ class Calls:
     def set_rate(self, rate: float) -> None:
         self._check_event("lr", CHANGING)
         base = self.rate()
+        if base == 0 and rate != 0 and self.run.step >= self.run.steps:
+            return  # no step follows; a longer run would have another rate there
         if base == 0 and rate != 0:
             raise CallbackError(
                 f"run.lr at {user_line()}: the schedule's rate of the next step is 0, which no factor makes {rate:g}; change it earlier"

@@ -20,6 +20,7 @@ COMMANDS = pages.commands()
 #: not run here -> why
 ELSEWHERE = {
     r"^srun ": "needs Slurm",
+    r"^jobflow data run\.yaml$": "describes the reader's configuration; tests/data describes others",
     r"^if \[ \$\? -eq 75 \]": "is the end of a batch script",
     r"pytest -q -n auto$": "is the run of these tests",
     r"pip install \"\.\[mpi\]\"$": "installs; test_the_first_command does so",
