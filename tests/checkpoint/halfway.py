@@ -22,8 +22,8 @@ from jobflow import cli, nn
 from jobflow.engine.session import started_session
 from jobflow.storage import sessions, store
 from jobflow.storage.series import Series
-from jobflow.trainer import run as runs
 from jobflow.trainer import train
+from jobflow.trainer import training_run as runs
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.config import load
 
@@ -398,7 +398,7 @@ class Losses(Callback):
     def __init__(self) -> None:
         self.of: dict[int, float] = {}
 
-    def on_step(self, run: runs.Run, report: runs.StepReport) -> None:
+    def on_step(self, run: runs.TrainingRun, report: runs.StepReport) -> None:
         self.of[report.step] = report.loss
 
 
