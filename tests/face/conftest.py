@@ -39,6 +39,7 @@ class Immediate:
     """A job that computes each operation at once. `state` holds the variables' values between runs."""
 
     trainable: bool = False
+    frozen: Sequence[str] = ()
     seed: int = 0
     runs: int = 0
     placement: Placement = field(default_factory=lambda: Placement("cpu", (0,)))

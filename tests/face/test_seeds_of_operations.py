@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import struct
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ OTHERS: dict[str, Callable[[int], Any]] = {
     "READERS['images']": lambda seed: open_reader("images", path=str(FOLDER[0]), size=4, resize=8, crop="random", seed=seed, labels=False).read(
         range(6)
     )["images"],
+    "READERS['webdataset']": lambda seed: [int(each["labels"]) for each in shards(seed).samples(0)],
 }
 #: what takes a seed and draws nothing with it, or only with another argument
 NOT_DRAWING = {"manual_seed", "manual_seed_all", "seed", "gen_seed", "op", "random_normal_initializer", "order_of"}
@@ -132,8 +134,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> None:
             (folder / f"{i}.png").write_bytes(content.getvalue())
             images.append({"id": i, "file_name": f"{i}.png", "height": 32, "width": 32})
     (folder / "part-0").write_bytes(matches)
+    with tarfile.open(folder.with_name("numbers.tar"), "w") as archive:
+        for i in range(10, 74):
+            entry = tarfile.TarInfo(f"{i:02d}.cls")
+            entry.size = 2
+            archive.addfile(entry, io.BytesIO(str(i).encode()))
     boxes = [{"image_id": each["id"], "category_id": 1, "bbox": [1, 1, 9, 9], "iscrowd": 0, "segmentation": [[1, 1, 5, 1, 5, 5]]} for each in images]
     (folder / "coco.json").write_text(json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1}]}))
+
+
+def shards(seed: int) -> Any:
+    return open_reader("webdataset", path=str(FOLDER[0].with_name("numbers.tar")), fields={"labels": "cls"}, shuffle=16, seed=seed)
 
 
 def taking(word: str) -> set[str]:

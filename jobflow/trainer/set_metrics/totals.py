@@ -63,7 +63,7 @@ class Totals:
         for each, states in self._metrics.states():
             with each.named():
                 metrics[each.name] = [each.identity, {name: _encoded(name, value) for name, value in states.items()}]
-        return {"samples": self._means.samples, "sums": self._means.sums, "metrics": metrics}
+        return {"samples": self._means.samples, "sums": dict(self._means.sums), "metrics": metrics}
 
     def restore(self, state: Mapping[str, Any], path: Any) -> None:
         """Set the state from a checkpoint; raise CheckpointError if the state is damaged.
