@@ -123,10 +123,21 @@ def _is_older(target: Path, replace: bool) -> bool:
     Raises: CheckpointError for any other `target`.
     """
     if replace and ((target / manifest.NAME).is_file() or any(target.glob("tensors-*.safetensors"))):
+        _check_own(target)
         return True
     if is_occupied(target):
         raise CheckpointError(f"checkpoint {target}: this path already exists; pass a path that does not exist, or an empty directory")
     return False
+
+
+def _check_own(target: Path) -> None:
+    """Raise CheckpointError if the checkpoint `target` contains files that are not its own, which a replacement would remove."""
+    own = (manifest.NAME, DONE)
+    others = sorted(path.name for path in target.iterdir() if path.name not in own and not path.name.startswith(("tensors-", PART, ".")))
+    if others:
+        raise CheckpointError(
+            f"checkpoint {target} is not replaced, because it also contains {', '.join(others[:5])}; move these files, or pass another path"
+        )
 
 
 def is_occupied(target: Path) -> bool:

@@ -110,3 +110,12 @@ def test_archives_that_are_replaced(tmp_path: Path, write: Any) -> None:
     with pytest.raises(flow.CheckpointError, match="replaced") as output:
         result["w"]
     assert str(tmp_path / "a.npz") in str(output.value) and "damaged" not in str(output.value)
+
+
+def test_a_checkpoint_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+    flow.save({"x": flow.ones(2)}, str(tmp_path / "saved"))
+    (tmp_path / "saved" / "notes.txt").write_text("mine")
+    with pytest.raises(flow.CheckpointError, match=r"saved is not replaced, because it also contains notes\.txt; move these files"):
+        flow.save({"x": flow.zeros(2)}, str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "notes.txt").read_text() == "mine"
+    assert flow.load(str(tmp_path / "saved"))["x"].tolist() == [1, 1]
