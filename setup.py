@@ -18,6 +18,7 @@ JIT = ["llvmlite>=0.50"]
 TENSORBOARD = ["tensorboardX>=2.6"]
 ONNX = ["onnx>=1.17"]
 OPTUNA = ["optuna>=4"]
+DOCS = ["mkdocs-material>=9.6", "mkdocstrings>=0.29", "mkdocstrings-python>=1.16"]
 PYTEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100"]
 CUDA_WITHOUT_GPU = ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14"]
 TEST = [*PYTEST, *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD, *ONNX]
@@ -67,6 +68,8 @@ setup(
         "onnx": ONNX,
         # sweep.method tpe
         "optuna": OPTUNA,
+        # the documentation site, built by scripts/docs
+        "docs": DOCS,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
         # real CuPy on a machine without a GPU, in a separate environment: scripts/gpu_check dry, scripts/cupy_without_gpu
         "gpu-checks": [*CUDA_WITHOUT_GPU, *HALF, *PYTEST],
