@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "internals").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "internals").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: <!-- from FILE --> before a block: its lines stand in that file
 EXCERPT = re.compile(r"<!-- from (\S+) -->\s*\Z")
@@ -90,5 +91,6 @@ def commands() -> list[Command]:
 
 
 def shell_lines(text: str) -> list[str]:
-    """The commands of a block, without their comments."""
-    return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in text.splitlines()) if line and not line.startswith("#")]
+    """The commands of a block, without their comments; a backslash at the end of a line continues it."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in joined.splitlines()) if line and not line.startswith("#")]
