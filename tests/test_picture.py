@@ -45,14 +45,14 @@ def test_every_node_is_drawn_once_and_edges_lead_from_producer_to_reader(explain
 
 
 def test_nodes_and_frames_do_not_overlap(explained: Explained) -> None:
-    drawing = arrange(explained.physical.graph)
-    spots = list(drawing.spots.values())
+    chart = arrange(explained.physical.graph)
+    spots = list(chart.spots.values())
     assert len(spots) == len(explained.physical.graph.nodes)
     assert all(a.x != b.x or a.bottom < b.top or b.bottom < a.top for i, a in enumerate(spots) for b in spots[:i])
-    assert [frame.name for frame in drawing.frames] == ["hidden", "output"]
-    assert all(a.bottom < b.top for a, b in pairwise(drawing.frames))
-    within = [spot for spot in spots for frame in drawing.frames if frame.top < spot.top and spot.bottom < frame.bottom]
-    across = [spot for spot in spots for frame in drawing.frames if spot.top < frame.top < spot.bottom or spot.top < frame.bottom < spot.bottom]
+    assert [frame.name for frame in chart.frames] == ["hidden", "output"]
+    assert all(a.bottom < b.top for a, b in pairwise(chart.frames))
+    within = [spot for spot in spots for frame in chart.frames if frame.top < spot.top and spot.bottom < frame.bottom]
+    across = [spot for spot in spots for frame in chart.frames if spot.top < frame.top < spot.bottom or spot.top < frame.bottom < spot.bottom]
     assert within and not across
 
 

@@ -1,6 +1,6 @@
-"""Layouts as blocks, one per rank: the coloured area is the shard of the rank, hatched if the rank stores a summand.
+"""Layouts as blocks, one per rank.  The coloured area is the shard of the rank; it is hatched if the rank stores a summand.
 
-The first split axis is drawn from top to bottom if it is axis 0, otherwise from left to right; a second split axis takes the other direction.
+The first split axis is drawn from top to bottom if it is axis 0, otherwise from left to right.  A second split axis has the other direction.
 """
 
 from __future__ import annotations

@@ -33,7 +33,10 @@ class Band:
 
 
 def bands(graph: Graph) -> list[Band]:
-    """Return the bands of a graph in the order of the forward pass, then a band of nodes that belong to several bands, if there are any."""
+    """Return the bands of a graph in the order of the forward pass.
+
+    Nodes that belong to several bands are in one more band, the last one.
+    """
     readers = consumers(graph)
     forward = [node for node in graph.nodes if node.phase == "forward"]
     result: list[Band] = []

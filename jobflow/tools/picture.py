@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.dataclass import dataclass
-from jobflow.core.layout import B, Layout, P, Placement, S
+from jobflow.core.layout import B, Layout, P, Placement, S, Sbp
 from jobflow.graph.ir import Graph, Node, Phase, Physical
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.tools.layout_blocks import Block, blocks
@@ -57,7 +57,7 @@ class Frame(NamedTuple):
 
 
 @dataclass
-class Drawing:
+class Arrangement:
     """Positions of nodes and frames; `height` is the total height."""
 
     spots: dict[Node, Spot] = field(default_factory=dict)
@@ -78,20 +78,20 @@ def graph_page(physical: Physical, tables: Mapping[str, str]) -> str:
     """Return the HTML page; `tables` maps titles to texts below the drawing."""
     graph = physical.graph
     number = {node: i for i, node in enumerate(graph.nodes)}
-    drawing = arrange(graph)
-    spots = drawing.spots
+    chart = arrange(graph)
+    spots = chart.spots
     sent = sum(node.op.bytes_per_rank(*(value.tensor_type for value in node.inputs)) for node in graph.nodes if isinstance(node.op, Reroute))
     return page(
         "graph.html",
         title=f"{graph.kind} {graph.name}",
         subtitle=f"{graph.placement}, {len(graph.nodes)} operations; the busiest ranks send {sent:,} bytes per step",
         width=len(LANES) * COLUMN + 2 * MARGIN,
-        height=drawing.height + MARGIN,
+        height=chart.height + MARGIN,
         column=COLUMN,
         margin=MARGIN,
         box=WIDTH,
         lanes={phase: _middle(lane) for phase, lane in LANES.items()},
-        frames=[(frame, MARGIN + frame.depth * INSET, len(LANES) * COLUMN - 2 * frame.depth * INSET) for frame in drawing.frames],
+        frames=[(frame, MARGIN + frame.depth * INSET, len(LANES) * COLUMN - 2 * frame.depth * INSET) for frame in chart.frames],
         edges=[(number[a], number[b], arrow(spots[a], spots[b]), abs(spots[a].y - spots[b].y) > FAR) for a, b in _edges(graph)],
         boxes=[(_kind(node), spots[node], _text(node, physical), _blocks(node, physical), _story(node, physical)) for node in graph.nodes],
         legend=_legend(),
@@ -107,19 +107,19 @@ def _edges(graph: Graph) -> Iterator[tuple[Node, Node]]:
             yield producer, node
 
 
-def arrange(graph: Graph) -> Drawing:
+def arrange(graph: Graph) -> Arrangement:
     """Assign a position to each node, and a frame to each module."""
-    drawing = Drawing()
-    _place(bands(graph), 0, drawing)
-    return drawing
+    chart = Arrangement()
+    _arrange(bands(graph), 0, chart)
+    return chart
 
 
-def _place(members: Sequence[Band], depth: int, drawing: Drawing) -> None:
+def _arrange(members: Sequence[Band], depth: int, chart: Arrangement) -> None:
     """Place consecutive bands whose paths share `depth` components, below everything placed before."""
     i = 0
     while i < len(members):
         if len(members[i].path) == depth:
-            _place_nodes(members[i], drawing)
+            _arrange_nodes(members[i], chart)
             i += 1
             continue
         end = i
@@ -130,24 +130,24 @@ def _place(members: Sequence[Band], depth: int, drawing: Drawing) -> None:
         while all(len(band.path) > deeper and band.path[: deeper + 1] == inner[0].path[: deeper + 1] for band in inner):  # one frame for "net.h.0"
             deeper += 1
         name = inner[0].path[:deeper]
-        at, top = len(drawing.frames), drawing.height
-        drawing.height += LABEL
-        _place(inner, deeper, drawing)
-        drawing.frames.insert(at, Frame(".".join(name), depth, top, drawing.height - GAP / 2))
-        drawing.height += GAP / 2
+        at, top = len(chart.frames), chart.height
+        chart.height += LABEL
+        _arrange(inner, deeper, chart)
+        chart.frames.insert(at, Frame(".".join(name), depth, top, chart.height - GAP / 2))
+        chart.height += GAP / 2
         i = end
 
 
-def _place_nodes(band: Band, drawing: Drawing) -> None:
+def _arrange_nodes(band: Band, chart: Arrangement) -> None:
     """Place the nodes of a band: the backward lane from bottom to top."""
-    top = drawing.height
+    top = chart.height
     for phase, nodes in band.nodes.items():
         y = top
         for node in reversed(nodes) if phase == "backward" else nodes:
             height = PILL if isinstance(node.op, Reroute) else HEIGHT
-            drawing.spots[node] = Spot(_middle(LANES[phase]), y + height / 2, height)
+            chart.spots[node] = Spot(_middle(LANES[phase]), y + height / 2, height)
             y += height + GAP
-        drawing.height = max(drawing.height, y)
+        chart.height = max(chart.height, y)
 
 
 def _middle(lane: int) -> float:
@@ -203,7 +203,7 @@ def _blocks(node: Node, physical: Physical) -> list[Block]:
 def _legend() -> list[tuple[str, list[Block]]]:
     """Return names and blocks of the basic layouts of a matrix on two ranks."""
     placement = Placement("cpu", (0, 1))
-    names = {S(0): "S(0): rows split", S(1): "S(1): columns split", B: "B: copies", P: "P: summands"}
+    names: dict[Sbp, str] = {S(0): "S(0): rows split", S(1): "S(1): columns split", B: "B: copies", P: "P: summands"}
     return [(name, blocks(Layout(placement, (sbp,)), (4, 4))) for sbp, name in names.items()]
 
 
