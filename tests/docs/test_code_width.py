@@ -14,15 +14,15 @@ STYLES = (ROOT / "scripts" / "site" / "theme" / "stylesheets" / "jobflow.css").r
 
 
 def long_lines() -> list[str]:
-    found = []
+    lines = []
     for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         for block in pages.FENCE.finditer(text):
             if not AS_PRINTED.search(text[: block.start()]):
                 first = text[: block.start()].count("\n") + 2
-                lines = enumerate(block[2].splitlines(), first)
-                found += [f"{path.relative_to(ROOT)}:{number}: {len(line)} columns" for number, line in lines if len(line) > WIDTH]
-    return found
+                numbered = enumerate(block[2].splitlines(), first)
+                lines += [f"{path.relative_to(ROOT)}:{number}: {len(line)} columns" for number, line in numbered if len(line) > WIDTH]
+    return lines
 
 
 def test_code_blocks_fit_their_column() -> None:
