@@ -32,7 +32,7 @@ setup(
     long_description_content_type="text/markdown",
     author="The jobflow authors",
     license="Apache-2.0",
-    license_files=["LICENSE"],
+    license_files=["LICENSE", "jobflow/tools/templates/uplot/LICENSE"],
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Science/Research",
@@ -45,7 +45,7 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["jobflow", "jobflow.*"]),
-    package_data={"": ["py.typed", "*.pyi"], "jobflow.tools": ["templates/*"], "jobflow.data": ["digits.npz"]},
+    package_data={"": ["py.typed", "*.pyi"], "jobflow.tools": ["templates/*", "templates/uplot/*"], "jobflow.data": ["digits.npz"]},
     include_package_data=False,
     python_requires=">=3.11",
     install_requires=["numpy>=2.1", "pyyaml>=6.0", "mpi4py>=4.0", "rich>=13", "jinja2>=3.1", "psutil>=5.9"],

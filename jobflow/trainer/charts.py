@@ -1,10 +1,11 @@
-"""Charts of a training run, rendered by matplotlib as `curves.png` and as SVG elements for HTML pages.
+"""Charts of a training run: interactive ones of HTML pages, and those of matplotlib as `curves.png` and as SVG elements.
 
 No global state of matplotlib changes: no window opens, and no backend is selected.
 """
 
 from __future__ import annotations
 
+import colorsys
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from jobflow.core.extras import optional
-from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, Numbers, is_fraction, smoothed, wants_logarithm
+from jobflow.tools.plots import NOISY, Chart, Series, thinned
+from jobflow.trainer.history import EPOCH_MEAN, RATE, SPEED, TRAIN, Curve, History, Numbers, is_fraction, smoothed, wants_logarithm
 from jobflow.trainer.training_run import leave
 from jobflow.trainer.units import duration_text
 
@@ -25,14 +27,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: the palette of Okabe and Ito, distinguishable with colour blindness
-COLOURS = {TRAIN: "#0072b2", "validation": "#d55e00", "test": "#009e73"}
-OTHERS = ("#cc79a7", "#e69f00", "#56b4e9")
+COLOURS = {TRAIN: "#0072b2", "validation": "#d55e00", "test": "#009e73", EPOCH_MEAN: "#cc79a7"}
+OTHERS = ("#e69f00", "#56b4e9")
 INK, GRID = "#333333", "#dddddd"
 #: CSS variables of the colours, which a page defines for its light and its dark mode
-VARIABLES = {**{colour: f"var(--{of})" for of, colour in COLOURS.items()}, **dict(zip(OTHERS, ("var(--p4)", "var(--p3)", "var(--p1)"), strict=True))}
-VARIABLES |= {INK: "var(--faint)", GRID: "var(--rule)"}
-#: maximum number of points of a line; more are not visible
-POINTS = 1000
+PALETTE = dict(zip((*COLOURS.values(), *OTHERS), ("--train", "--validation", "--test", "--p4", "--p3", "--p1"), strict=True))
+VARIABLES = {colour: f"var({name})" for colour, name in PALETTE.items()} | {INK: "var(--faint)", GRID: "var(--rule)"}
+#: maximum number of points of a line of a static chart, and of an interactive one; all interactive lines of a page share ALL_POINTS
+STATIC_POINTS, POINTS, ALL_POINTS = 300, 1000, 40_000
+#: the chart of step times, and charts whose axis starts at zero
+STEP_TIME = "step time (ms)"
+FROM_ZERO = (RATE, SPEED, STEP_TIME)
 #: window of the moving mean as a fraction of all points
 SMOOTHING = 0.03
 #: lines with fewer points have a marker at each point
@@ -79,35 +84,62 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
         yield Figure(figsize=(width, height), dpi=DOTS, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
 
 
-def draw_curves(axes: Axes, name: str, curves: Sequence[Curve], last: int = 0, steps_per_epoch: int = 0) -> None:
+def colour_of(curve: Curve, number: int) -> str:
+    """Return the colour of a curve; `number` selects it for other names than those of `COLOURS`."""
+    return curve.colour or COLOURS.get(curve.of) or OTHERS[number % len(OTHERS)]
+
+
+def run_colour(number: int) -> str:
+    """Return the colour of a run in a comparison: the palette first, then hues that differ from the previous ones."""
+    if number < len(PALETTE):
+        return [*PALETTE][number]
+    red, green, blue = colorsys.hls_to_rgb(number * 137.5 / 360 % 1, 0.52, 0.6)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+
+
+def interactive(name: str, curves: Sequence[Curve], picture: str = "", most: int = POINTS, title: str = "") -> Chart:
+    """Return the interactive chart of the metric `name`, with at most `most` points per curve."""
+    series = []
+    for i, curve in enumerate(curves):
+        x, y, means = thinned(*curve.line.arrays(), most)
+        colour = colour_of(curve, i)
+        series.append(Series(curve.of, x, y, PALETTE.get(colour, colour), means, smooth=curve.noisy, marks=name != RATE))
+    values = [one.y for one in series]
+    log = wants_logarithm(values, name)
+    return Chart(title or name, series, log, not log and is_fraction(name, values), name in FROM_ZERO, picture)
+
+
+def draw_curves(
+    axes: Axes, name: str, curves: Sequence[Curve], last: int = 0, steps_per_epoch: int = 0, *, legend: bool = True, most: int = STATIC_POINTS
+) -> None:
     """Draw the curves of the metric `name`, with an x axis up to at least step `last`.
 
-    A training curve of at least 30 points is a thin line with a bold moving mean. A curve of few points has a marker at each point.
+    A noisy curve of at least 30 points is a thin line with a bold moving mean. A curve of few points has a marker at each point.
     """
-    points = [curve.line.arrays(POINTS) for curve in curves]
-    for i, (curve, (x, y)) in enumerate(zip(curves, points, strict=True)):
-        colour = COLOURS.get(curve.of, OTHERS[i % len(OTHERS)])
-        noisy = curve.of == TRAIN and len(x) >= 30 and name != RATE
+    points = [thinned(*curve.line.arrays(), most) for curve in curves]
+    for i, (curve, (x, y, means)) in enumerate(zip(curves, points, strict=True)):
+        colour = colour_of(curve, i)
+        noisy = curve.noisy and len(x) >= NOISY
         marked = not noisy and (len(x) == 1 or (len(x) < FEW and name != RATE))
         if noisy:
             axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
-        drawn = smoothed(y, int(len(y) * SMOOTHING) + 2) if noisy else y
+        drawn = smoothed(y if means is None else means, int(len(y) * SMOOTHING) + 2) if noisy else y
         (line,) = axes.plot(x, drawn, color=colour, linewidth=1.7, marker="o" if marked else "", markersize=4, label=curve.of)
         if marked:
             line.set_gid(tooltips(f"step {step:.0f}: {value:.5g}" for step, value in zip(x.tolist(), y.tolist(), strict=True)))
-    low, high = min(float(x[0]) for x, _ in points), max(last, *(float(x[-1]) for x, _ in points))
+    low, high = min(float(x[0]) for x, _, _ in points), max(last, *(float(x[-1]) for x, _, _ in points))
     axes.set_xlim(low - 0.02 * (high - low), high + max(0.02 * (high - low), float(low == high)))
     axes.locator_params("x", integer=True)
-    scale_values(axes, name, [y for _, y in points])
+    scale_values(axes, name, [y for _, y, _ in points])
     dress(axes, f"step   (an epoch has {steps_per_epoch})" if steps_per_epoch else "step")
-    if len(curves) > 1:
+    if legend and len(curves) > 1:
         axes.legend(frameon=False, fontsize=9, labelcolor=INK)
 
 
 def scale_values(axes: Axes, name: str, values: Sequence[Numbers]) -> None:
     """Select the scale of the y axis from the name and the values of a metric.
 
-    Losses of a wide range have a logarithmic scale, and fractions have a percent scale. The axes of learning rate and speed start at zero.
+    Losses of a wide range have a logarithmic scale, and fractions have a percent scale. The axes of `FROM_ZERO` start at zero.
     """
     from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
@@ -122,7 +154,7 @@ def scale_values(axes: Axes, name: str, values: Sequence[Numbers]) -> None:
         margin = max((high - low) * 0.05, (LEAST_SHARE - (high - low)) / 2)
         axes.set_ylim(low - margin, high + margin)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    elif name in (RATE, SPEED):
+    elif name in FROM_ZERO:
         axes.set_ylim(bottom=0)
 
 
@@ -186,5 +218,5 @@ def chart_svg(title: str, draw: Callable[[Axes], None]) -> str:
 
 
 def _in_page(value: str) -> str:
-    """Return the value of an SVG attribute with the page's colours and font, and with numbers cut to two decimals."""
-    return re.sub("#[0-9a-f]{6}", lambda colour: VARIABLES.get(colour[0], colour[0]), re.sub(r"font-family: [^;]*; |(?<=\.\d\d)\d+", "", value))
+    """Return the value of an SVG attribute with the page's colours and font, and with numbers cut to one decimal."""
+    return re.sub("#[0-9a-f]{6}", lambda colour: VARIABLES.get(colour[0], colour[0]), re.sub(r"font-family: [^;]*; |(?<=\.\d)\d+", "", value))

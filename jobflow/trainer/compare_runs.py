@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,18 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import FileError, counted
 from jobflow.core.tables import TextTable
 from jobflow.tools.pages import page
-from jobflow.trainer.history import History, Line
+from jobflow.tools.plots import SCRIPTS, Charts
+from jobflow.trainer.charts import POINTS, chart_svg, draw_curves, interactive, run_colour
+from jobflow.trainer.history import TRAIN_EPOCH, Curve, History, Line, is_noisy, shown_name
 from jobflow.trainer.report import leaves
 from jobflow.trainer.run_file import NAME, RunRecord, ending_text, read_run
 from jobflow.trainer.sweep.trials import labels, value_text
 from jobflow.trainer.units import duration_text, larger_is_better, metric_text
 
-#: maximum number of points of a curve, and of all curves together
-POINTS, ALL_POINTS = 1000, 200_000
-#: maximum number of runs
-RUNS = 500
+#: maximum number of points of all curves together
+ALL_POINTS = 200_000
+#: maximum number of runs, of runs in static charts, of static charts, and of points of their curves
+RUNS, STATIC_RUNS, STATIC_CHARTS, STATIC_POINTS = 500, 40, 4, 100
 #: sections and keys whose differences have no effect on the results
 _WITHOUT_EFFECT = ("name", "output", "logging", "sweep", "checkpoint")
 _FILES = ("metrics.jsonl", "metrics.csv")
@@ -101,9 +104,9 @@ def changed(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 def measured(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return the names of the metrics of evaluations, or the training loss if no run has evaluations."""
+    """Return the names of the metrics of evaluations; without evaluations, those of epoch means, or the training loss."""
     names = dict.fromkeys(name for run in runs for name in run.lines if "/" in name)
-    return list(names) or ["loss"]
+    return [name for name in names if not name.startswith(f"{TRAIN_EPOCH}/")] or list(names) or ["loss"]
 
 
 def comparison_table(runs: Sequence[FinishedRun]) -> TextTable:
@@ -134,27 +137,31 @@ def _best_and_last(name: str, line: Line | None) -> tuple[str, str]:
 
 
 def comparison_page(runs: Sequence[FinishedRun]) -> str:
-    """Return the HTML page with the table and the curves of the runs."""
-    metrics = list(dict.fromkeys([*measured(runs), *(name for run in runs for name in run.lines)]))
-    curves = [name for name in metrics if any(name in run.lines for run in runs)]
-    most = max(50, min(POINTS, ALL_POINTS // max(1, len(runs) * len(curves))))
-    data = {"metrics": curves, "runs": [{"name": run.label, "curves": _curves(run, curves, most)} for run in runs]}
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
-    sections = {"curves": text, "runs": comparison_table(runs)}
-    return page("compare.html", title=f"Comparison of {counted(len(runs), 'run')}", sections=sections)
+    """Return the HTML page with the curves and the table of the runs."""
+    sections = {"curves": comparison_charts(runs), "runs": comparison_table(runs)}
+    return page("compare.html", title=f"Comparison of {counted(len(runs), 'run')}", scripts=SCRIPTS, sections=sections)
 
 
-def _curves(run: FinishedRun, names: Iterable[str], most: int) -> dict[str, list[list[float]]]:
-    curves = {}
-    for name in names:
+def comparison_charts(runs: Sequence[FinishedRun]) -> Charts:
+    """Return a chart per metric with the curves of all runs; the first charts have static copies, unless there are many runs."""
+    names = list(dict.fromkeys([*measured(runs), *(name for run in runs for name in run.lines)]))
+    groups = {name: [*_curves(runs, name)] for name in names}
+    most = max(50, min(POINTS, ALL_POINTS // max(1, sum(map(len, groups.values())))))
+    charts = []
+    for name, curves in groups.items():
+        if not curves:
+            continue
+        picture = ""
+        if len(charts) < STATIC_CHARTS and len(curves) <= STATIC_RUNS:
+            picture = chart_svg(f"{name} by step", partial(draw_curves, name=name, curves=curves, legend=False, most=STATIC_POINTS))
+        charts.append(interactive(name, curves, picture, most, title=shown_name(name)))
+    return Charts(charts, shared=True)
+
+
+def _curves(runs: Sequence[FinishedRun], name: str) -> Iterator[Curve]:
+    for i, run in enumerate(runs):
         if name in run.lines:
-            x, y = run.lines[name].arrays(most)
-            curves[name] = [[_rounded(value) for value in axis] for axis in (x.tolist(), y.tolist())]
-    return curves
-
-
-def _rounded(value: float) -> float:
-    return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.6g}")
+            yield Curve(run.label, run.lines[name], is_noisy(name), run_colour(i))
 
 
 def write_page(path: Path, runs: Sequence[FinishedRun]) -> None:

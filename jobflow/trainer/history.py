@@ -24,6 +24,8 @@ from jobflow.trainer.units import is_share
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 #: name of the training curve, next to "validation" and "test"
 TRAIN = "train"
+#: the curve of means over an epoch of training, and its name in charts
+TRAIN_EPOCH, EPOCH_MEAN = "train_epoch", "epoch mean"
 #: quantities of steps other than metrics
 RATE, SPEED = "learning rate", "samples per second"
 #: column of a metrics file -> quantity and the reverse, and columns without a curve
@@ -52,23 +54,22 @@ class Line:
     def last(self) -> float:
         return self.values[-1]
 
-    def arrays(self, most: int | None = None) -> tuple[Numbers, Numbers]:
-        """Return the steps and the values; average neighbouring points if there are more than `most` points."""
-        x, y = np.array(self.steps, np.float64), np.array(self.values, np.float64)
-        if most is None or len(x) <= most:
-            return x, y
-        size = -(-len(x) // most)
-        starts = np.arange(0, len(x), size)
-        counts = np.diff([*starts, len(x)])
-        return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
+    def arrays(self) -> tuple[Numbers, Numbers]:
+        """Return the steps and the values."""
+        return np.array(self.steps, np.float64), np.array(self.values, np.float64)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a chart with the name of its samples, such as "train" or "validation"."""
+    """A line of a chart with the name of its samples, such as "train" or "validation", and its colour; "" for the default colour.
+
+    Charts show the moving mean of a `noisy` line, which has values of single steps.
+    """
 
     of: str
     line: Line
+    noisy: bool = False
+    colour: str = ""
 
 
 @dataclass
@@ -179,7 +180,7 @@ class History(Callback):
         for name, line in self.lines.items():
             of, _, base = name.rpartition("/")
             if len(line):
-                groups.setdefault(base, []).append(Curve(of or TRAIN, line))
+                groups.setdefault(base, []).append(Curve(EPOCH_MEAN if of == TRAIN_EPOCH else of or TRAIN, line, noisy=is_noisy(name)))
         last = [name for name in (RATE, SPEED) if name in groups]
         for name in [*(name for name in groups if name not in last), *last]:
             if groups[name]:
@@ -189,6 +190,17 @@ class History(Callback):
     def elapsed(self) -> float:
         """Seconds from the start to the last event."""
         return 0.0 if self.began is None or self.latest is None else self.latest - self.began
+
+
+def shown_name(name: str) -> str:
+    """Return the name of a metric for readers: "validation/loss" as "validation loss", "train_epoch/loss" as "epoch mean loss"."""
+    of, _, base = name.rpartition("/")
+    return f"{EPOCH_MEAN if of == TRAIN_EPOCH else of.replace('/', ' ')} {base}".strip()
+
+
+def is_noisy(name: str) -> bool:
+    """Return True for a quantity that is measured in single steps, such as "loss" rather than "validation/loss"."""
+    return "/" not in name and name != RATE
 
 
 def smoothed(values: Numbers, window: int) -> Numbers:

@@ -21,10 +21,12 @@ from jobflow.engine.session import current_session
 from jobflow.plan.footprint import CATEGORIES
 from jobflow.storage.remote import AnyPath, RemotePath
 from jobflow.tools.pages import page
-from jobflow.trainer.charts import chart_svg, curves_png, draw_curves, draw_times
+from jobflow.tools.plots import SCRIPTS, Charts
+from jobflow.trainer.charts import ALL_POINTS, POINTS, STEP_TIME, chart_svg, curves_png, draw_curves, draw_times, interactive
 from jobflow.trainer.chrome_trace import Traced, parts_table, slowest_table
 from jobflow.trainer.figures import Figures, environment, figures_in
-from jobflow.trainer.history import RATE, SPEED, History, Line
+from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, Line, shown_name
+from jobflow.trainer.linked_files import files_table, link
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
 from jobflow.trainer.set_metrics.metric_names import class_texts
 from jobflow.trainer.training_run import ENDS, Outcome, TrainingRun, leave
@@ -36,6 +38,8 @@ MOST_RANKS = 16
 MOST_SHOWN = 40
 #: minimum seconds between updates of the page at checkpoints, and their maximum share of the run's time
 REFRESH, MOST_TIME = 30.0, 0.01
+#: name of the page in the output directory
+PAGE = "report.html"
 UNFINISHED = "The run has not finished: it is running, or its process was killed. `jobflow train` with the same file resumes it."
 
 
@@ -69,7 +73,7 @@ class Report(History):
 
     def _unfinished(self, run: TrainingRun) -> None:
         begun = time.monotonic()
-        self._write(run, report_page(run, self, self._when, unfinished=True))
+        self._write(run, report_page(run, self, self._when, path=self._path, unfinished=True))
         now = time.monotonic()
         self._due = now + max(REFRESH, (now - begun) / MOST_TIME)
 
@@ -86,11 +90,11 @@ class Report(History):
         self._written = True
         if self.step_number > run.first_step:
             curves_png(self, run.output / "curves.png", run.name, run.steps_per_epoch)
-        if self._write(run, report_page(run, self, self._when, self._traced(), error)):
+        if self._write(run, report_page(run, self, self._when, self._traced(), error, path=self._path)):
             self._announce(f"report: {run.report}")
 
     def _write(self, run: TrainingRun, page: str) -> bool:
-        path = self._path or run.output / "report.html"
+        path = self._path or run.output / PAGE
         if written := leave(path, page.encode()):
             run.report = path
         return written
@@ -103,9 +107,14 @@ def report_page(
     traced: Traced | None = None,
     error: BaseException | None = None,
     *,
+    path: Path | None = None,
     unfinished: bool = False,
 ) -> str:
-    """Return the HTML page of a run; with `unfinished`, omit sections that are slow to compute."""
+    """Return the HTML page of a run; with `unfinished`, omit sections that are slow to compute.
+
+    The links of the page are relative to its `path`, which defaults to report.html in the run's output directory.
+    """
+    path = path or run.output / PAGE
     compiled = None if unfinished else run.compiled()
     laid_out = None if compiled is None else figures_in(current_session(), compiled.programs, MOST_RANKS)
     unended = ("unfinished", "plain") if unfinished else ("failed", "bad")
@@ -119,12 +128,13 @@ def report_page(
         "time": timing(run, history, traced),
         "memory": memory(laid_out, run.ranks),
         "communication": communication(laid_out, run.ranks),
-        "checkpoints": checkpoints(run, history),
+        "checkpoints": checkpoints(run, history, path.parent),
+        "files": files_table(run, path),
         "configuration": configuration(run.loaded),
         "environment": environment(run.ranks),
     }
     sections = {name: content for name, content in sections.items() if content}
-    return page("report.html", title=run.name, badge=badge, subtitle=f"{date}{how}", sections=sections)
+    return page("report.html", title=run.name, scripts=SCRIPTS, badge=badge, subtitle=f"{date}{how}", sections=sections)
 
 
 def _message(history: History, error: BaseException | None) -> str:
@@ -140,7 +150,7 @@ def result(run: TrainingRun, history: History, laid_out: Figures | None, message
     for name, line in history.lines.items():
         if name not in (RATE, SPEED) and len(line):
             last, *best = _last_and_best(name, line)
-            rows.append([name.replace("/", " "), last, *(best if "/" in name else ["-", "-"])])  # the best value of single steps is noise
+            rows.append([shown_name(name), last, *(best if "/" in name else ["-", "-"])])  # the best value of single steps is noise
     metrics = TextTable(["metric", "last", "best", "at step"], rows, right=(1, 2, 3))
     return {
         "message": message,
@@ -160,14 +170,14 @@ def _matrices(history: History) -> Iterator[dict[str, Any]]:
             (label, [*zip(map("{:,}".format, counts), parts.tolist(), strict=True)])
             for label, counts, parts in zip(classes, table, shares, strict=True)
         ]
-        yield {"name": name.replace("/", " "), "classes": classes, "rows": rows if len(table) <= MOST_SHOWN else []}
+        yield {"name": shown_name(name), "classes": classes, "rows": rows if len(table) <= MOST_SHOWN else []}
 
 
 def _cards(run: TrainingRun, history: History, laid_out: Figures | None) -> Iterator[tuple[str, str, str]]:
     for name, line in history.lines.items():
         if "/" in name and len(line):
             last, best, at = _last_and_best(name, line)
-            yield name.replace("/", " "), last, f"best {best} at step {at}"
+            yield shown_name(name), last, f"best {best} at step {at}"
     loss = history.lines.get("loss")
     if loss is not None and len(loss):
         yield "training loss", metric_text("loss", loss.last), f"of step {loss.steps[-1]:,}"
@@ -196,10 +206,25 @@ def _last_and_best(name: str, line: Line) -> tuple[str, str, str]:
     return metric_text(name, line.last), metric_text(name, float(values[best])), f"{line.steps[best]:,}"
 
 
-def curves(run: TrainingRun, history: History) -> dict[str, str]:
-    """Return the charts of loss, metrics, learning rate and speed."""
+def curves(run: TrainingRun, history: History) -> Charts | None:
+    """Return the charts of loss, metrics, learning rate, speed and step time; None without curves."""
     last = history.step_number if history.outcome is not None else max(run.steps, history.step_number)
-    return {name: chart_svg(f"{name} by step", partial(draw_curves, name=name, curves=lines, last=last)) for name, lines in history.pictures()}
+    pictures = [*history.pictures(), *_step_times(history)]
+    most = max(50, min(POINTS, ALL_POINTS // max(1, sum(len(lines) for _, lines in pictures))))
+    charts = []
+    for name, lines in pictures:
+        picture = chart_svg(f"{name} by step", partial(draw_curves, name=name, curves=lines, last=last))
+        charts.append(interactive(name, lines, picture, most))
+    return Charts(charts) if charts else None
+
+
+def _step_times(history: History) -> Iterator[tuple[str, list[Curve]]]:
+    """Yield the chart of step times without the first step, which may compile."""
+    line, first = Line(), history.step_number - len(history.seconds) + 1
+    for i, seconds in enumerate(history.seconds[1:], 1):
+        line.add(first + i, 1000 * seconds)
+    if len(line):
+        yield STEP_TIME, [Curve(TRAIN, line, noisy=True)]
 
 
 def timing(run: TrainingRun, history: History, traced: Traced | None) -> dict[str, Any]:
@@ -275,12 +300,18 @@ def _rest(laid_out: Figures, ranks: int) -> list[str]:
     return [f"The first {shown} of {ranks} ranks are shown"] if shown < ranks else []
 
 
-def checkpoints(run: TrainingRun, history: History) -> TextTable | None:
-    """Return a table of saved checkpoints with their paths and sizes, or None without checkpoints."""
-    rows = [(f"{step:,}", _relative(path, run.output), _size(path)) for step, path in history.checkpoints]
+def checkpoints(run: TrainingRun, history: History, folder: Path) -> TextTable | None:
+    """Return a table of saved checkpoints with their paths relative to `folder` and their sizes, or None without checkpoints."""
+    rows: list[Any] = [
+        (f"{step:,}", link(path, folder) if _exists(path) else _relative(path, folder), _size(path)) for step, path in history.checkpoints
+    ]
     if run.resumed_from is not None:
-        rows.insert(0, (f"{run.first_step:,}", _relative(run.resumed_from, run.output), "resumed from here"))
+        rows.insert(0, (f"{run.first_step:,}", link(run.resumed_from, folder), "resumed from here"))
     return TextTable(["step", "path", "size"], rows, right=(0, 2), code=(1,)) if rows else None
+
+
+def _exists(path: AnyPath) -> bool:
+    return isinstance(path, Path) and path.exists()
 
 
 def _size(path: AnyPath) -> str:

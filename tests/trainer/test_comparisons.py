@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jobflow.cli import main
 from jobflow.core.errors import FileError
-from jobflow.trainer.compare_runs import RUNS, changed, comparison_page, comparison_table, read_runs
+from jobflow.trainer.compare_runs import RUNS, FinishedRun, changed, comparison_page, comparison_table, read_runs
+from jobflow.trainer.history import Line
 from jobflow.trainer.run_file import RunRecord
 
 
@@ -27,6 +29,13 @@ def write_run(folder: Path, rate: float, losses: list[float], stopped: str = "en
     return folder
 
 
+def line_of(values: np.ndarray[Any, Any]) -> Line:
+    line = Line()
+    for step, value in enumerate(values.tolist(), 1):
+        line.add(step, value)
+    return line
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     write_run(tmp_path / "sweep" / "lr=0.1", 0.1, [3.0, 1.0, 2.0])
@@ -34,8 +43,10 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
-def page_data(page: str) -> Any:
-    return json.loads(page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
+def charts_of(page: str) -> dict[str, dict[str, Any]]:
+    """Return the curves in a page by chart and run."""
+    tree = json.loads(page.partition('<script type="application/json">')[2].partition("</script>")[0])
+    return {chart["title"]: {one["name"]: one for one in chart["series"]} for chart in tree["charts"]}
 
 
 def test_the_table_has_changed_keys_and_best_and_last_metrics(sweep: Path) -> None:
@@ -58,22 +69,30 @@ def test_runs_without_one_of_their_files_are_compared(sweep: Path) -> None:
 
 
 def test_the_page_has_all_curves_and_needs_no_other_file(sweep: Path) -> None:
-    name = "</script><img src=x>&"
+    name = "</script><img src=x onerror=alert(1)>&"
     runs = read_runs([sweep, write_run(sweep.parent / "other" / name.replace("/", "_"), 0.3, [1.0])])
     page = comparison_page(runs)
-    data = page_data(page)
-    assert data["metrics"][:2] == ["validation/loss", "validation/accuracy"] and {"loss", "learning rate"} <= set(data["metrics"])
-    assert data["runs"][0]["curves"]["validation/loss"] == [[1, 2, 3], [3, 1, 2]]
-    assert data["runs"][2]["name"].endswith("<_script><img src=x>&")
-    assert "<img" not in page and "&lt;img" in page
-    assert set(re.findall(r"https?://[^\s\"'<]*", page)) == {"http://www.w3.org/2000/svg"}
-    assert set(re.findall(r'\b(?:src|href)="([^"]*)"', page)) == {"#curves", "#runs"}
+    charts = charts_of(page)
+    assert [*charts] == ["validation loss", "validation accuracy", "loss", "learning rate"]
+    assert charts["validation loss"]["sweep/lr=0.1"]["x"] == [1, 2, 3] and charts["validation loss"]["sweep/lr=0.1"]["y"] == [3, 1, 2]
+    assert [*charts["loss"]][2].endswith("<_script><img src=x onerror=alert(1)>&") and len({one["colour"] for one in charts["loss"].values()}) == 3
+    assert "<img" not in page and "&lt;img" in page and page.count("<svg") == 4 and page.count("</script>") == 3
+    assert {link for link in re.findall(r'\b(?:src|href)="([^"]*)"', page) if not re.fullmatch(r"#m\w+", link)} == {"#curves", "#runs"}
 
 
-def test_long_curves_are_averaged(tmp_path: Path) -> None:
-    (curve,) = page_data(comparison_page(read_runs([write_run(tmp_path / "long", 0.1, [1.0] * 5000)])))["runs"]
-    steps, values = curve["curves"]["validation/loss"]
-    assert len(steps) == len(values) == 1000 and steps[:2] == [3, 8] and set(values) == {1}
+def test_epoch_means_are_charts_and_no_columns(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 0.1, [1.0])
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 1, "train_epoch/loss": 1.5}\n')
+    runs = read_runs([run])
+    assert "train_epoch" not in str(comparison_table(runs)) and "epoch mean loss" in charts_of(comparison_page(runs))
+
+
+def test_many_runs_have_small_curves_and_no_static_copies(tmp_path: Path) -> None:
+    runs = [FinishedRun(str(i), tmp_path, None, {"loss": line_of(np.arange(1000.0))}) for i in range(RUNS)]
+    page = comparison_page(runs)
+    assert "<svg" not in page and len(page) < 8_000_000
+    assert {len(one["x"]) for one in charts_of(page)["loss"].values()} <= {*range(300, 401)}
 
 
 def test_folders_without_runs_raise(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from watched_run import drive, end, info, step_of
 
+from jobflow.tools.plots import thinned
 from jobflow.trainer.charts import DOTS, HEIGHT, chart_svg, curves_png, draw_curves, draw_times
 from jobflow.trainer.history import RATE, SPEED, History, Line, is_fraction, smoothed, wants_logarithm
 from jobflow.trainer.report import Report
@@ -94,12 +95,16 @@ def test_a_run_that_goes_on_shows_what_was_before(tmp_path: Path) -> None:
     history.read(tmp_path / "there is none", before=2)
 
 
-def test_many_points_are_averaged() -> None:
-    line = Line()
-    for number in range(10):
-        line.add(number, float(number))
-    x, y = line.arrays(most=4)
-    assert x.tolist() == y.tolist() == [1.0, 4.0, 7.0, 9.0]
+@pytest.mark.parametrize("most", [4, 50, 1000, 1001])
+def test_long_curves_keep_ends_minima_and_maxima(most: int) -> None:
+    random = np.random.default_rng(0)
+    steps, values = np.arange(5000.0) * 3, random.normal(size=5000)
+    values[[1234, 4321]] = 99.0, -99.0
+    x, y, means = thinned(steps, values, most)
+    assert len(x) <= most and means is not None and len(means) == len(x) and (np.diff(x) > 0).all()
+    assert (x[0], y[0], x[-1], y[-1]) == (0.0, values[0], 4999 * 3, values[-1]) and (y.max(), y.min()) == (99.0, -99.0)
+    assert (y == values[(x / 3).astype(int)]).all() and np.abs(means).max() < 99 and thinned(x, y, len(x))[2] is None
+    np.testing.assert_allclose(thinned(steps, np.full(5000, 2.5), most)[2], 2.5)
 
 
 def test_smoothing_keeps_lines_and_means() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -23,17 +28,21 @@ from jobflow.trainer.report import Report, leaves, where_time_went
 from jobflow.trainer.units import size_text
 
 #: tags that hold nothing: in HTML they are not closed, in a picture they close themselves
-VOID, CLOSED = {"meta"}, {"path", "use", "rect", "g"}
+VOID, CLOSED = {"meta", "input"}, {"path", "use", "rect", "g"}
 
 
 class Reader(HTMLParser):
-    """A parser of a page's text by section; AssertionError for unbalanced tags and external references."""
+    """A parser of a page's text by section; AssertionError for unbalanced tags, external references, and scripts that the policy forbids."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.sections: dict[str, list[str]] = {}
         self.anchors: list[str] = []
+        self.links: list[str] = []
+        self.policy = ""
+        self.data: list[Any] = []
+        self._is_data = False
         self._here = ""
         self.feed(text)
         self.close()
@@ -41,10 +50,15 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
-        assert tag not in ("script", "link", "iframe", "img") and "src" not in attributes and not any(name.startswith("on") for name in attributes)
+        assert tag not in ("link", "iframe", "img") and "src" not in attributes and not any(name.startswith("on") for name in attributes)
         if tag == "a":
-            assert attributes["href"] is not None and attributes["href"].startswith("#")
-            self.anchors.append(attributes["href"][1:])
+            target = str(attributes["href"])
+            assert not urlsplit(target).scheme and not urlsplit(target).netloc, target
+            self.anchors.append(target[1:]) if target.startswith("#") else self.links.append(target)
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            self.policy = str(attributes["content"])
+        if tag == "script":
+            self._is_data = attributes.get("type") == "application/json"
         if tag == "section":
             self._here = str(attributes["id"])
         if tag not in VOID:
@@ -59,6 +73,12 @@ class Reader(HTMLParser):
             self._here = ""
 
     def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            if self._is_data:
+                self.data.append(json.loads(data))
+            else:
+                assert f"'sha256-{base64.b64encode(hashlib.sha256(data.encode()).digest()).decode()}'" in self.policy
+            return
         self.sections.setdefault(self._here, []).append(data)
 
     def words(self, section: str) -> str:
@@ -85,11 +105,23 @@ def page_of_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Reader]:
 
 def test_a_page_stands_alone_and_is_whole(page_of_run: tuple[str, Reader]) -> None:
     text, page = page_of_run
-    assert page.anchors == [name for name in page.sections if name] == ["result", "curves", "time", "checkpoints", "configuration", "environment"]
+    assert (
+        page.anchors
+        == [name for name in page.sections if name]
+        == [
+            "result",
+            "curves",
+            "time",
+            "checkpoints",
+            "files",
+            "configuration",
+            "environment",
+        ]
+    )
     assert not re.search(r"(?:src|url|@import|href)\s*[=(]\s*[\"']?\s*(?:https?:)?//", text), "nothing is fetched"
     assert "prefers-color-scheme:dark" in text and 'name="viewport"' in text and "overflow-x:auto" in text
     assert "digits & <letters> done" in page.words("") and "<letters>" not in text
-    assert not re.search(r"\bnan\b|\binf\b|None", text.split("</style>")[1])
+    assert "default-src 'none'" in page.policy and not re.search(r"\bnan\b|\binf\b|None", text.split("</style>")[1].split("/*! uPlot")[0])
 
 
 def test_result_time_and_checkpoints(page_of_run: tuple[str, Reader]) -> None:
@@ -116,9 +148,47 @@ def test_every_value_of_the_configuration_has_its_place(page_of_run: tuple[str, 
 def test_pictures_show_what_was_measured(page_of_run: tuple[str, Reader]) -> None:
     text, page = page_of_run
     assert all(name in page.words("curves") for name in ("loss", "accuracy", "learning rate", "samples per second", "train", "validation"))
-    assert text.count("<svg") == 5 and len(re.findall(r"<title>step \d+: [\d.]+</title>", text)) == 6, (
-        "four curves and the times of steps; three evaluations of two metrics"
+    assert text.count("<svg") == 6 and len(re.findall(r"<title>step \d+: [\d.]+</title>", text)) == 6, (
+        "five charts and the times of steps; three evaluations of two metrics"
     )
+    (data,) = page.data
+    charts = {chart["title"]: chart for chart in data["charts"]}
+    assert [*charts] == ["loss", "accuracy", "learning rate", "samples per second", "step time (ms)"]
+    assert [(one["name"], len(one["x"])) for one in charts["loss"]["series"]] == [("train", 120), ("validation", 3)]
+    assert charts["loss"]["log"] and charts["accuracy"]["share"] and charts["learning rate"]["zero"]
+    assert charts["step time (ms)"]["series"][0]["x"][:2] == [2, 3] and set(charts["step time (ms)"]["series"][0]["y"]) == {10}
+
+
+def test_files_are_links_relative_to_the_page(tmp_path: Path) -> None:
+    odd = 'metrics <b>"&# javascript:.txt'
+    for path, folder in ((None, ""), (tmp_path / "pages" / "page.html", "../out/")):
+        report, run = Report(path), info(tmp_path / "out")
+        run.output.mkdir(exist_ok=True)
+        for name in (odd, "curves.png", ".hidden"):
+            (run.output / name).touch()
+        report.on_start(run)
+        end(report, run)
+        page = Reader((path or run.output / "report.html").read_text())
+        assert [unquote(link) for link in page.links[1:]][:2] == [f"{folder}curves.png", f"{folder}{odd}"], page.links
+        assert all((report_folder(path, run) / unquote(link)).exists() for link in page.links) and odd in page.words("files")
+
+
+def report_folder(path: Path | None, run: Any) -> Path:
+    return run.output if path is None else path.parent
+
+
+def test_names_from_users_are_text(tmp_path: Path) -> None:
+    name = "</script><script>alert(1)</script><!--"
+    report, run = Report(tmp_path / "page.html"), info(tmp_path)
+    run = replace(run, name=name)
+    report.on_start(run)
+    report.on_step(run, step_of(1, metrics={name: 1.0}))
+    report.on_evaluation(
+        run, replace(evaluation_of(1), metrics={f"validation/{name}": 0.5}, tables={name: np.eye(2, dtype=int)}, classes=[name, "<i>"])
+    )
+    end(report, run, message=name)
+    page = Reader((tmp_path / "page.html").read_text())
+    assert any(name.rpartition("/")[2] in chart["title"] for chart in page.data[0]["charts"]) and page.words("result").count(name) > 2
 
 
 @pytest.mark.parametrize(

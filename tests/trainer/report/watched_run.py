@@ -43,6 +43,7 @@ class SourcedConfig:
 
     plain: dict[str, Any] = field(default_factory=lambda: PLAIN)
     origins: dict[str, Any] = field(default_factory=lambda: ORIGINS)
+    files: tuple[str, ...] = (__file__,)
 
 
 @dataclass
