@@ -29,8 +29,8 @@ def page(template: str, title: str, *, scripts: Sequence[str] | None = None, **v
     """
     sources = None if scripts is None else [script(name) for name in scripts]
     policy = None if sources is None else policy_of(sources)
-    given = {"title": title, "badge": None, "subtitle": "", "sections": {}, "scripts": sources or [], "policy": policy, **values}
-    return _templates().get_template(template).render(given)
+    content = {"title": title, "badge": None, "subtitle": "", "sections": {}, "scripts": sources or [], "policy": policy, **values}
+    return _templates().get_template(template).render(content)
 
 
 @cache

@@ -41,8 +41,8 @@ class Series:
     def tree(self) -> dict[str, Any]:
         """Return the JSON tree of the curve."""
         axes = {"x": self.x, "y": self.y} | ({} if self.mean is None else {"mean": self.mean})
-        numbers = {name: [_rounded(value) for value in axis.tolist()] for name, axis in axes.items()}
-        return {"name": self.name, "colour": self.colour, "smooth": self.smooth, "marks": self.marks, **numbers}
+        lists = {name: [_rounded(value) for value in axis.tolist()] for name, axis in axes.items()}
+        return {"name": self.name, "colour": self.colour, "smooth": self.smooth, "marks": self.marks, **lists}
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ def thinned(x: Numbers, y: Numbers, most: int) -> tuple[Numbers, Numbers, Number
     starts, stops = edges[:-1], edges[1:]
     least = [start + int(y[start:stop].argmin()) for start, stop in zip(starts, stops, strict=True)]
     greatest = [start + int(y[start:stop].argmax()) for start, stop in zip(starts, stops, strict=True)]
-    kept = np.unique([0, *least, *greatest, len(x) - 1])
+    indices = np.unique([0, *least, *greatest, len(x) - 1])
     means = np.add.reduceat(y, starts) / (stops - starts)
-    return x[kept], y[kept], means[np.searchsorted(stops, kept, side="right")]
+    return x[indices], y[indices], means[np.searchsorted(stops, indices, side="right")]
 
 
 def _rounded(value: float) -> float:

@@ -17,7 +17,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import FileError, counted
 from jobflow.core.tables import TextTable
 from jobflow.tools.pages import page
-from jobflow.tools.plots import SCRIPTS, Charts
+from jobflow.tools.plots import SCRIPTS, Chart, Charts
 from jobflow.trainer.charts import POINTS, chart_svg, draw_curves, interactive, run_colour
 from jobflow.trainer.history import TRAIN_EPOCH, Curve, History, Line, is_noisy, shown_name
 from jobflow.trainer.report import leaves
@@ -147,7 +147,7 @@ def comparison_charts(runs: Sequence[FinishedRun]) -> Charts:
     names = list(dict.fromkeys([*measured(runs), *(name for run in runs for name in run.lines)]))
     groups = {name: [*_curves(runs, name)] for name in names}
     most = max(50, min(POINTS, ALL_POINTS // max(1, sum(map(len, groups.values())))))
-    charts = []
+    charts: list[Chart] = []
     for name, curves in groups.items():
         if not curves:
             continue
