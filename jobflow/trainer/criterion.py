@@ -21,6 +21,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ConfigError, ShapeError, counted, user_line
 from jobflow.core.imports import function_named
 from jobflow.core.types import Array, TensorType, bool_, char, float32, int8, int32, int64, uint8
+from jobflow.data.mixed_samples import OTHER, SHARE
 from jobflow.data.samples import Samples, Stream
 from jobflow.legacy.loss_functions import class_labels
 from jobflow.nn.modules.module import Module
@@ -57,6 +58,8 @@ class Criterion:
     smoothing: float
     #: the configured class weights: a list, "balanced", or None
     configured: tuple[float, ...] | str | None
+    #: weight of the positive labels of a binary cross entropy: one number, or one per score
+    positive: float | tuple[float, ...] | None
     #: the key's line, for messages
     where: Any
     #: the weights in use; None without weights, or before `balance`
@@ -66,28 +69,36 @@ class Criterion:
         if not isinstance(self.configured, str):
             self.weights = self.configured
 
-    def __call__(self, scores: Any, labels: Any) -> dict[str, Any]:
+    def __call__(self, scores: Any, labels: Any, mixed: tuple[Any, Any] | None = None) -> dict[str, Any]:
         """Return the loss per sample, the accuracy of a classifier, and the scores for metrics, with classes on the last axis.
 
-        Return only the scores without labels.
+        Return only the scores without labels. With `mixed`, from `separate_mixture`, loss and accuracy are weighted means over both labels.
         """
         if labels is None:
             return {"scores": scores}
         axes = scores.tensor_type.ndim
         is_last = axes < 3 or self.function is not None or self.name not in CLASS_LOSSES
-        return {**self._measured(scores, labels), SCORES: scores if is_last else transpose(scores, [0, *range(2, axes), 1])}
+        outputs = self._measured(scores, labels)
+        if mixed is not None:
+            others, share = self._measured(scores, mixed[0], None), mixed[1]
+            outputs = {name: _weighted_mean(value, others[name], share) for name, value in outputs.items()}
+        return {**outputs, SCORES: scores if is_last else transpose(scores, [0, *range(2, axes), 1])}
 
-    def _measured(self, scores: Any, labels: Any) -> dict[str, Any]:
+    def _measured(self, scores: Any, labels: Any, name: str | None = "loss") -> dict[str, Any]:
+        """Return the loss and the metrics for `labels`; the op of the usual loss is called `name`."""
         if self.function is not None:
             return self._own(scores, labels)
         if self.name == USUAL:
-            return self._of_last_axis(scores, labels)
+            return self._of_last_axis(scores, labels, name)
         if self.name in ("mean_squared_error", "mse_loss") and not self.arguments:
             return _mean_squared_error(self.name, scores, labels)
         if self.name in CLASS_LOSSES:
             return self._of_classes(scores, labels)
         targets = _like(self.name, scores, labels, int64 if self.name in _LISTS else float32)
-        return {"loss": getattr(functional, self.name)(scores, targets, reduction="none", **self.arguments)}
+        arguments = dict(self.arguments)
+        if self.positive is not None:
+            arguments["pos_weight"] = self._positive_weight(scores.tensor_type)
+        return {"loss": getattr(functional, self.name)(scores, targets, reduction="none", **arguments)}
 
     def _own(self, scores: Any, labels: Any) -> dict[str, Any]:
         """Return the result of an imported function: a loss, or a dict with "loss" and metrics."""
@@ -100,13 +111,13 @@ class Criterion:
             )
         return outputs
 
-    def _of_last_axis(self, scores: Any, labels: Any) -> dict[str, Any]:
+    def _of_last_axis(self, scores: Any, labels: Any, name: str | None) -> dict[str, Any]:
         kind = scores.tensor_type
         targets = class_labels(self.name, arrays.cast(_class_numbers(self.name, scores, labels, kind.shape[-1]), int32), kind)
         accuracy = arrays.cast(math.equal(math.argmax(scores), targets), float32)
         if not self.smoothing and self.configured is None:
             # not the legacy loss, which is at most -log(1e-20)
-            loss = negative_log_likelihood(log_softmax(scores), targets, kind.ndim - 1, what=self.name, name="loss")
+            loss = negative_log_likelihood(log_softmax(scores), targets, kind.ndim - 1, what=self.name, name=name)
             return {"loss": loss, "accuracy": accuracy}
         rows: Any = scores if kind.ndim == 2 else arrays.reshape(scores, [-1, kind.shape[-1]])
         loss = functional.cross_entropy(
@@ -130,6 +141,17 @@ class Criterion:
         return {"loss": loss, "accuracy": arrays.cast(math.equal(math.argmax(scores, axis=1), arrays.cast(targets, int32)), float32)}
 
     # ---------------------------------------------------------------- class weights
+
+    def _positive_weight(self, kind: TensorType) -> Any:
+        """Return `pos_weight` as a tensor; raise ConfigError for another number of scores per sample."""
+        weights = self.positive if isinstance(self.positive, tuple) else (self.positive,)
+        scores = kind.shape[-1] if kind.ndim > 1 else 1
+        if len(weights) not in (1, scores):
+            raise ConfigError(
+                f"model.pos_weight at {self.where}: the model has {counted(scores, 'score')} per sample, but the list has "
+                f"{counted(len(weights), 'weight')}; write one number, or one weight per score"
+            )
+        return apply(Literal.of(np.asarray(weights, np.float32)))
 
     def _weight(self, classes: int) -> Any:
         """Return the class weights as a tensor, or None without weights; raise ConfigError for another number of classes."""
@@ -173,8 +195,21 @@ def criterion_of(loaded: Loaded) -> Criterion:
     model = loaded.config.model
     name = model.loss or USUAL
     function = _imported(name, dict(model.loss_arguments or {})) if ":" in name else None
-    key = "model.class_weights" if "model.class_weights" in loaded.origins else "model.loss"
-    return Criterion(name, function, dict(model.loss_arguments or {}), model.label_smoothing or 0.0, model.class_weights, loaded.origin(key))
+    weights = ("model.class_weights", "model.pos_weight")
+    where = loaded.origin(next((key for key in weights if key in loaded.origins), "model.loss"))
+    arguments = dict(model.loss_arguments or {})
+    return Criterion(name, function, arguments, model.label_smoothing or 0.0, model.class_weights, model.pos_weight, where)
+
+
+def separate_mixture(batch: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Remove the other label and the fraction of the first one from a batch of mixed samples, and return both; None for other samples."""
+    return (batch.pop(OTHER), batch.pop(SHARE)) if OTHER in batch else None
+
+
+def _weighted_mean(value: Any, other: Any, share: Any) -> Any:
+    """Return share * value + (1 - share) * other, for one `share` per row."""
+    shares = arrays.reshape(share, [share.tensor_type.shape[0], *[1] * (value.tensor_type.ndim - 1)])
+    return math.add(other, math.multiply(shares, math.subtract(value, other)))
 
 
 class _Function(Module):

@@ -25,6 +25,7 @@ from jobflow.core.layout import cut
 from jobflow.core.types import Array, TensorType, bfloat16, float16, float32
 from jobflow.data.batch import per_device
 from jobflow.data.batches import Batches
+from jobflow.data.mixed_samples import OTHER, SHARE, MixedSamples
 from jobflow.data.readers import open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.body import JobBody
@@ -51,6 +52,7 @@ from jobflow.trainer.facts import sizes_of, with_facts
 from jobflow.trainer.fingerprint import ROWS, Fingerprint
 from jobflow.trainer.freezing import check_frozen
 from jobflow.trainer.means import check_mean
+from jobflow.trainer.mixing import mixed_samples
 from jobflow.trainer.network import Network, key_line, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
 from jobflow.trainer.parameter_groups import check_groups
@@ -88,6 +90,8 @@ class Jobs:
     outputs: tuple[str, ...] = ()
     #: parameters and other variables of the model by name, after the train job has been traced
     variables: Mapping[str, Variable] = field(default_factory=dict)
+    #: the training samples of mixup and cutmix; None without both
+    mixed: MixedSamples | None = None
     #: the configured metrics over a set
     set_metrics: SetMetrics = field(init=False)
     _made: dict[tuple[str, int, tuple[str, ...]], Job] = field(default_factory=dict)
@@ -111,6 +115,12 @@ class Jobs:
         return fields | {name: self.fields[name] for name in self.set_metrics.fields if name in self.fields and name not in fields}
 
     @property
+    def trained(self) -> Fields:
+        """The fields that a train job reads: also those of mixed samples."""
+        more = {} if self.mixed is None else {name: self.mixed.fields[name] for name in (OTHER, SHARE)}
+        return {**self.read, **{name: TensorType(field.shape, field.dtype) for name, field in more.items()}}
+
+    @property
     def ranks(self) -> int:
         """The number of devices."""
         return self.session.device_count()
@@ -125,7 +135,7 @@ class Jobs:
         The results are the loss and all metrics, as one value per row or as means over parts of the batch. The result HALTED counts the non-finite
         gradient elements of an earlier step; variables have not changed since that step.
         """
-        return self._job(TRAIN, rows, self.read)
+        return self._job(TRAIN, rows, self.trained)
 
     def evaluation(self, rows: int) -> Job:
         """Return the job that computes the loss and all metrics of `rows` samples without an update."""
@@ -174,13 +184,13 @@ class Jobs:
 
     def check_lengths(self) -> None:
         """Raise ConfigError if the model cannot be traced for a batch length of training or of its evaluations."""
-        data, types = self.config.data, self.read
+        data, types = self.config.data, {TRAIN: self.trained, EVALUATION: self.read}
         train = lengths(self.samples["train"], data.batch_size, data.drop_last)
         evaluation = lengths(self.samples.get("validation"), data.evaluation_batch_size, False)
         others = [(TRAIN, rows, "training") for rows in train[1:]]
         others += [(EVALUATION, rows, "evaluation") for rows in evaluation if train and rows != train[0]]
         for kind, rows, word in others:
-            job = self._declared(kind, rows, types)
+            job = self._declared(kind, rows, types[kind])
             named = zip(job.signature.placeholders(), job.declared_shapes(self.session), strict=True)
             shapes = [shape[0] if declared.per_device else shape for (_, declared), shape in named]
             try:
@@ -277,7 +287,7 @@ class Jobs:
 
     def _outputs(self, batch: dict[str, Any], metrics: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the outputs to be averaged over the samples, and with `metrics` the results for metrics over a set."""
-        fields = self.network.taken(self.fields)
+        fields = {*self.network.taken(self.fields), OTHER, SHARE}
         outputs = dict(self.network({name: x for name, x in batch.items() if name in fields}))
         if "loss" not in outputs:
             raise self.network.without_loss(outputs, batch, self.fields)
@@ -398,6 +408,8 @@ def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Jobs:
         jobs.network.criterion.balance(samples["train"])
     if samples:
         jobs.take(next(iter(samples.values())))
+    if "train" in samples:
+        jobs.mixed = mixed_samples(loaded, samples["train"], jobs.network, jobs.fields)
     return jobs
 
 

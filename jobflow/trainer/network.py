@@ -28,7 +28,7 @@ from jobflow.models.building_blocks import he
 from jobflow.nn.modules.module import Module
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.functions import makes_module
-from jobflow.trainer.criterion import LABELS, Criterion, criterion_of
+from jobflow.trainer.criterion import LABELS, Criterion, criterion_of, separate_mixture
 
 #: the name of a list of layers in messages
 LISTED = "the list of layers"
@@ -222,6 +222,7 @@ def _measured(module: Module, criterion: Criterion, **batch: Any) -> Mapping[str
 
     If the module returns a tensor of scores, the dict has the loss of the scores against the labels, or only the scores without labels.
     """
+    mixed = separate_mixture(batch)
     fields = {name: _scaled(x) if name != LABELS else x for name, x in batch.items()}
     named = _by_name(module, batch)
     labels = None if named is not None and LABELS in named else fields.pop(LABELS, None)
@@ -236,7 +237,12 @@ def _measured(module: Module, criterion: Criterion, **batch: Any) -> Mapping[str
     finally:
         for each, mode in modes:
             each.training = mode
-    return criterion(results, labels) if _is_tensor(results) else results
+    if mixed is not None and (labels is None or not _is_tensor(results)):
+        raise ConfigError(
+            f"forward of {type(module).__name__} at {_forward_line(module)} computes its own loss, and mixup and cutmix need the loss of scores for "
+            f"both labels; return the tensor of scores and set model.loss, or omit data.mixup and data.cutmix"
+        )
+    return criterion(results, labels, mixed) if _is_tensor(results) else results
 
 
 def _scaled(x: Any) -> Any:
@@ -292,7 +298,7 @@ def _listed(loaded: Loaded) -> Network:
 
     def outputs(**batch: Any) -> Mapping[str, Any]:
         own = dict(batch)
-        labels = own.pop(LABELS, None)
+        labels, mixed = own.pop(LABELS, None), separate_mixture(own)
         x = next(iter(own.values()))
         if not x.tensor_type.dtype.is_float and listed[0].kind != "embedding":
             # pixel values are converted; embedding indices stay integers
@@ -302,7 +308,7 @@ def _listed(loaded: Loaded) -> Network:
             with at_line(line_of(loaded, f"model.layers.{index - 1}")):
                 x = apply(x, layer.arguments, f"{layer.kind}{index}")
         with at_line(line_of(loaded, "model.loss" if "model.loss" in loaded.origins else "model.layers")):
-            return criterion(x, labels)
+            return criterion(x, labels, mixed)
 
     return Network(outputs, (), (), True, line_of(loaded, "model.layers"), LISTED, _key_of(loaded, "model.layers"), None, criterion)
 

@@ -37,7 +37,9 @@ PRECISION = "strategy.precision"
 #: beginnings of the names of variables that other settings create
 VARYING = (NOT_FINITE, "System-Train-DynamicLossScale", RATE_FACTOR, FACTOR)
 #: keys of the configuration that must not change
-FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name", "freeze")
+FIXED = (
+    "seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "data.mixup", "data.cutmix", "optimizer.name", "freeze",
+)  # fmt: skip
 
 
 @dataclass

@@ -28,7 +28,7 @@ def first_batch(loaded: Loaded) -> Iterator[tuple[Job, dict[str, Array]]]:
 
 def batches_of_training(jobs: Jobs) -> Batches:
     """Return the batches of the training samples in the order of training."""
-    data, samples = jobs.config.data, jobs.samples["train"]
+    data, samples = jobs.config.data, jobs.mixed or jobs.samples["train"]
     order = Order(jobs.config.seed, len(samples), data.shuffle) if isinstance(samples, Samples) else None
-    fields = list(jobs.read)
+    fields = list(jobs.trained)
     return Batches(samples, order, data.batch_size, data.drop_last, data.prefetch, fields=fields)

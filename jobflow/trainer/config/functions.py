@@ -26,6 +26,9 @@ FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
 #: arguments of losses that the trainer passes, and their older names
 _OF_TRAINER = frozenset({"weight", "pos_weight", "size_average", "reduce", "reduction", "label_smoothing"})
 
+#: keys that change the loss of scores
+_OF_LOSS = ("model.loss", "model.label_smoothing", "model.class_weights", "model.pos_weight", "data.mixup", "data.cutmix")
+
 
 def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | None:
     """Report problems with functions and files; return the builder, or None without a valid builder.
@@ -169,9 +172,9 @@ class _Checks:
                 "model.builder", f"{name} is {problem}", "a builder is a function of fields, a class of jobflow.nn.Module, or a function -> nn.Module"
             )
             return None
-        for key in ("loss", "label_smoothing", "class_weights"):
-            if self.valid_value(f"model.{key}") is not None and not module and self.tree.get("model.layers") is None:
-                self.report(f"model.{key}", f"model.{key} applies to layers and modules only; a builder returns its own loss, omit it")
+        for key in _OF_LOSS:
+            if self.valid_value(key) is not None and not module and self.tree.get("model.layers") is None:
+                self.report(key, f"{key} applies to layers and modules only; a builder returns its own loss, omit it")
         if self.valid_value("strategy.recompute") is True and "recompute" not in parameters:
             advice = "a builder that has one wraps its blocks in jobflow.checkpointed if it is true"
             self.report("strategy.recompute", f"strategy.recompute: {name} has no parameter `recompute`", advice)

@@ -95,6 +95,14 @@ def _losses(of: Values) -> Wrong:
         yield "model.class_weights model.loss", f"model.class_weights needs a loss of classes, and model.loss is {name}", ", ".join(CLASS_LOSSES)
     if weights is not None and weights != "balanced" and not any(weights):
         yield "model.class_weights", f"model.class_weights must contain a positive number; got {weights}", ""
+    (positive,) = of("model", "pos_weight")
+    if positive is not None and name != "binary_cross_entropy_with_logits":
+        message = f"model.pos_weight needs the loss binary_cross_entropy_with_logits, and model.loss is {name}"
+        yield "model.pos_weight model.loss", message, "loss: binary_cross_entropy_with_logits"
+    for mix in ("mixup", "cutmix"):
+        if ":" in name and of("data", mix) != [None]:
+            message = f"data.{mix} needs a loss by name, which it applies to both labels of a sample, and model.loss is {name}"
+            yield f"data.{mix} model.loss", message, "a loss by name, or no mixup and cutmix"
     if arguments and loss is None:
         yield (
             "model.loss_arguments model.loss",

@@ -131,6 +131,10 @@ class Model(Section):
         tuple[NotNegative, ...] | Literal["balanced"] | None,
         key("weight of the loss per class; balanced: from the number of training samples per class; null: none", "class_weight weights"),
     ] = None
+    pos_weight: Annotated[
+        NotNegative | tuple[NotNegative, ...] | None,
+        key("weight of label 1 in binary_cross_entropy_with_logits: a number, or one per score; null: none", "positive_weight scale_pos_weight"),
+    ] = None
 
 
 # -------------------------------------------------------------------- data
@@ -161,6 +165,12 @@ class Data(Section):
     ]
     shuffle: Annotated[bool, key("shuffle the samples in each epoch, with `seed`")] = True
     drop_last: Annotated[bool, key("omit the last batch of an epoch if it is smaller")] = False
+    mixup: Annotated[
+        Positive | None, key("mix pairs of training samples; alpha of the Beta distribution of fractions, such as 0.2; null: never", "mixup_alpha")
+    ] = None
+    cutmix: Annotated[
+        Positive | None, key("replace a box of a training image by that of another one; alpha, such as 1.0; null: never", "cutmix_alpha")
+    ] = None
     prefetch: Annotated[int, key("number of batches that are read ahead", ge=0, le=1024)] = 2
 
 
