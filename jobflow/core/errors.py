@@ -30,6 +30,7 @@ import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
 from types import FrameType
+from typing import Any
 
 from jobflow.core.dataclass import dataclass
 
@@ -116,6 +117,9 @@ class ArgumentError(JobflowError, ValueError, AssertionError):
 class JobError(JobflowError, AssertionError, NotImplementedError):
     """Error for an invalid declaration or use of a job."""
 
+    #: the variable of the session that a job declares differently, or None
+    variable: str | None = None
+
 
 class DuplicateNameError(JobflowError, AssertionError):
     """Error for two variables or ops of one job with the same name."""
@@ -184,15 +188,28 @@ def in_short(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A line of the user's program; prints as ``model.py:41``."""
+    """A line of the user's program; prints as ``model.py:41``, and as ``In[3]:2`` in the cell of a notebook."""
 
     file: str
     line: int
 
     def __str__(self) -> str:
         # undecodable bytes of a file name are surrogates, which cannot be printed
-        name = os.path.basename(self.file)
+        name = _cell(self.file) or os.path.basename(self.file)
         return f"{name if name.isascii() else os.fsencode(name).decode(errors='replace')}:{self.line}"
+
+
+def _cell(file: str) -> str | None:
+    """Return the name of the cell whose code IPython has stored as `file`, such as "In[3]"; None for other files and outside of IPython."""
+    shell = running_shell()
+    name = None if shell is None else shell.compile.format_code_name(file)
+    return None if name is None else name[1]
+
+
+def running_shell() -> Any:
+    """Return the shell of IPython in which the program runs, or None; IPython is not imported."""
+    find = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return None if find is None else find()
 
 
 NOWHERE = SourceLine("<jobflow>", 0)

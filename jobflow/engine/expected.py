@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class ProgramTensors(Protocol):
 
     def changed(self, names: Iterable[str]) -> None:
         """Mark the tensors that are bound to these variables as out of date, because the variables have new values."""
+        ...
+
+    def release(self, names: Sequence[str]) -> None:
+        """Unbind the tensors of these variables; they keep their data."""
         ...
 
     def part(self) -> None:

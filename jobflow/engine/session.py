@@ -25,6 +25,7 @@ from jobflow.core.layout import Placement, first_ranks
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
+from jobflow.engine.redefinition import VariableUsers, restart_notice
 from jobflow.kernels.target import Target, target_of
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.interrupts import held
@@ -63,6 +64,7 @@ class Session:
         self._modes: dict[Job, dict[int, Callable[[], Any]]] = {}
         #: programs of redefined jobs; released at the next compilation, which is collective
         self._replaced: list[tuple[Job, Any, Any]] = []
+        self._users = VariableUsers()
         self._number = 0
         #: number of compared calls by job; `runs`, in contrast, continues after a checkpoint
         self._compared: Counter[str] = Counter()
@@ -222,8 +224,7 @@ class Session:
 
     def _compile(self, job: Job, shapes: Any) -> Compiled:
         world = self.start()
-        # a separate context, so that an interruption leaves no context variables set
-        compiled = copy_context().run(job.compile, self, shapes, self._number)
+        compiled = self._traced(job, shapes)
         self._number += 1
         if world.multi:
             from jobflow.engine.clients import compare_traced_programs
@@ -240,7 +241,48 @@ class Session:
             if world.ranks:  # the MPI job has ended
                 compiled.release(world, tuple(new))
             raise
+        self._users.add(job, compiled.variables)
         return compiled
+
+    def _traced(self, job: Job, shapes: Any) -> Compiled:
+        """Trace and compile a job; a redefined job with other variables starts anew."""
+        try:
+            # a separate context, so that an interruption leaves no context variables set
+            return copy_context().run(job.compile, self, shapes, self._number)
+        except JobError as error:
+            changed = error.variable
+            if changed is None:
+                raise
+            released = self._users.released_by(job, self.jobs)
+            if changed not in released:
+                self._users.advise(error, job, self.jobs)
+                raise
+        before = self.variables[changed].type
+        self._release(job, released)
+        compiled = copy_context().run(job.compile, self, shapes, self._number)
+        after = compiled.variables[changed].type if changed in compiled.variables else before
+        notice(restart_notice(job, changed, before, after, len(released)))
+        return compiled
+
+    def _release(self, job: Job, variables: Sequence[str]) -> None:
+        """Release variables, their programs and the number of runs of a redefined job."""
+        assert self.world is not None
+        if self.tensors is not None:
+            self.tensors.release(variables)
+        for key in [key for key, program in self._compiled.items() if not program.variables.keys().isdisjoint(variables)]:
+            self._drop(key, variables)
+        self._replaced = [key for key in self._replaced if key in self._compiled]
+        self.variables = {name: variable for name, variable in self.variables.items() if name not in variables}
+        self.loaded.difference_update(variables)
+        self.runs.pop(job.name, None)
+        self._users.remove(variables)
+
+    def _drop(self, key: tuple[Job, Any, Any], variables: Sequence[str] = ()) -> None:
+        """Release a program, and these variables."""
+        assert self.world is not None
+        dropped = self._compiled.pop(key)
+        dropped.close()
+        dropped.release(self.world, variables)
 
     def _bind(self, world: World, compiled: Compiled) -> None:
         from jobflow.program.program import StorageChoice
@@ -267,9 +309,7 @@ class Session:
         if len(mine) > most:
             notice(many_shapes(f"job {job.name}", self.settings.compiled_shapes))
         for key in [*self._replaced, *mine[:-most]]:
-            dropped = self._compiled.pop(key)
-            dropped.close()
-            dropped.release(self.world)
+            self._drop(key)
         self._replaced.clear()
 
     def call(self, job: Job, args: tuple[Any, ...]) -> Any:

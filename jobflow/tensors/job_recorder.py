@@ -220,11 +220,13 @@ class JobRecorder(ProgramRecorder[TensorBase]):
             )
         if name in session.variables or name in self.body.variables:
             whose = "another module" if name in self.body.tensors or name in tensors else "get_variable or a layer"
-            raise JobError(
+            error = JobError(
                 f'{self.module.word} at {user_line()}: the module has a tensor "{name}", but job {self.body.name} already has a variable of '
                 f"that name, created by {whose}; "
                 f'call this module in a separate namespace: with flow.scope.namespace("..."): y = model(x)'
             )
+            error.variable = name if name in session.variables else None
+            raise error
         return name
 
     def _write(self, x: TensorBase, standing: TensorBase, value: TensorBase) -> None:

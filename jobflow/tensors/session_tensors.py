@@ -215,13 +215,18 @@ class SessionTensors:
                 if isinstance(binding.resident, RemoteMemory):
                     binding.resident.invalidate()
 
+    def release(self, names: Sequence[str]) -> None:
+        """Unbind the tensors of these variables; they keep their data, in memory of their own."""
+        for name in names:
+            binding = self.bindings.pop(name, None)
+            if binding is not None:
+                del self._names[id(binding.tensor)]
+                _keep(binding)
+
     def part(self) -> None:
         """Move tensors whose memory is remote or shared between ranks to a writable copy, at the end of the session."""
         for binding in self.bindings.values():
-            if isinstance(binding.resident, RemoteMemory):
-                binding.resident.refresh()
-            if binding.resident is not None and not binding.resident.array.flags.writeable:
-                binding.resident.evict()
+            _keep(binding)
 
     # ---------------------------------------------------------------- ranks
 
@@ -240,6 +245,14 @@ class SessionTensors:
     def _meet(self, needed: bool) -> None:
         if needed:
             self._world.call(Barrier())
+
+
+def _keep(binding: Binding) -> None:
+    """Move the tensor of a binding to a writable copy if its memory is remote or shared between ranks."""
+    if isinstance(binding.resident, RemoteMemory):
+        binding.resident.refresh()
+    if binding.resident is not None and not binding.resident.array.flags.writeable:
+        binding.resident.evict()
 
 
 def _digests(arrays: Mapping[str, Array]) -> tuple[tuple[str, int], ...]:

@@ -346,13 +346,13 @@ class Tracer:
         """Return the current value of a variable; declare it at the first use."""
         known = self.known.get(declared.name) or self.variables.get(declared.name)
         where = self._where or user_line()
-        if known is not None and known.type.shape != declared.type.shape:
-            earlier = self.kind == "job" and declared.name in self.known
-            afresh = "; to forget the variables of earlier jobs, call clear_default_session() before the jobs are declared" if earlier else ""
-            raise JobError(
+        if known is not None and known.type != declared.type:
+            error = JobError(
                 f'{self.kind} {self.name} at {where}: variable "{declared.name}" is declared as {known.type} elsewhere and as {declared.type} here; '
-                f"give it another name, or the same shape{afresh}"
+                f"give it another name, or the same type"
             )
+            error.variable = declared.name if declared.name in self.known else None
+            raise error
         if declared.name not in self.reads:
             variable = known or declared
             self.variables[declared.name] = declared if known is None else _shared(known, declared)

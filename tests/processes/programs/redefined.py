@@ -26,10 +26,10 @@ MIB = 1 << 20
 ROWS = 512  # 2 MiB for each of the job's tensors
 
 
-def cell(number: int) -> Any:
+def cell(number: int, width: int = 1024) -> Any:
     @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((ROWS, 1024))) -> tp.Numpy:
-        w = flow.get_variable("w", shape=(1024, 1024), initializer=flow.ones_initializer())
+    def job(x: tp.Numpy.Placeholder((ROWS, width))) -> tp.Numpy:
+        w = flow.get_variable("w", shape=(width, width), initializer=flow.ones_initializer())
         y = flow.matmul(x, w) + float(number)
         return flow.matmul(y, flow.transpose(w, perm=(1, 0)))
 
@@ -59,5 +59,9 @@ if __name__ == "__main__":
     after = sizes()
     # the first job can still be called
     assert first_job(np.ones((ROWS, 1024), np.float32)).max() == 1024.0 * 1025.0
+    # variables of another shape replace the earlier ones
+    for width in (768, 512):
+        assert cell(1, width)(np.ones((ROWS, width), np.float32)).max() == width * (width + 1.0)
+        assert {name: variable.shape for name, variable in flow.get_all_variables().items()} == {"w": (width, width)}
     if flow.env.get_rank() == 0:
         print(*(round((after[pid] - before[pid]) / MIB) for pid in before))
