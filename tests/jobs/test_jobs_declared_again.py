@@ -30,7 +30,7 @@ def trained(width: int, dtype: Any = flow.float, name: str = "train") -> Callabl
 
     def body(x: Any) -> Any:
         w = flow.get_variable("w", (width,), dtype=dtype, initializer=ONES)
-        loss = flow.cast(x, dtype) * w * flow.get_variable("scale", (1,), dtype=dtype, initializer=ONES)
+        loss: Any = w * flow.cast(x, dtype) * flow.get_variable("scale", (1,), dtype=dtype, initializer=ONES)
         sgd(0.1, momentum=0.9).minimize(loss)
         return loss
 
