@@ -12,7 +12,7 @@ import jobflow
 from jobflow import scope
 from jobflow.core.errors import JobError, PlacementError
 from jobflow.core.layout import Placement
-from jobflow.engine.session import folded
+from jobflow.engine.sizes import folded
 from jobflow.runtime.collection import collection_paused
 
 

@@ -26,6 +26,7 @@ from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 from jobflow.engine.redefinition import VariableUsers, restart_notice
+from jobflow.engine.sizes import folded, many_shapes
 from jobflow.kernels.target import Target, target_of
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.interrupts import held
@@ -432,26 +433,6 @@ class Session:
                     compiled.close()
                 self._compiled.clear()
                 self._replaced.clear()
-
-
-def many_shapes(what: str, limit: int) -> str:
-    """Return the notice that `what`, a job or graph, was called with more than `limit` argument shapes, so old programs are dropped."""
-    return (
-        f"{what} has been called with more than {limit} argument shapes: programs for the least recently used shapes are dropped, "
-        f"and compiled again when they are needed; keep more with config.compiled_shapes(n)"
-    )
-
-
-def folded(mesh: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Return a mesh with the same number of dimensions for fewer ranks; inner dimensions that divide the remaining size are kept.
-
-    folded((2, 2), 2) == (1, 2)        folded((2, 4), 2) == (2, 1)
-    """
-    inner: list[int] = []
-    for n in reversed(mesh[1:]):
-        inner.insert(0, n if size % n == 0 else 1)
-        size //= inner[0]
-    return (size, *inner)
 
 
 def environment() -> EnvSettings:

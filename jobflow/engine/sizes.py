@@ -1,4 +1,4 @@
-"""Sizes of shapes in the body of a job."""
+"""Sizes of shapes in the body of a job, meshes of fewer ranks, and the limit of argument shapes."""
 
 from __future__ import annotations
 
@@ -25,3 +25,23 @@ class Size(int):
 def sizes(shape: Iterable[Any]) -> tuple[int, ...]:
     """Return a shape as integers, with each `Size` replaced by its size in the current call."""
     return tuple(n.now if isinstance(n, Size) else int(n) for n in shape)
+
+
+def many_shapes(what: str, limit: int) -> str:
+    """Return the notice that `what`, a job or graph, was called with more than `limit` argument shapes, so old programs are dropped."""
+    return (
+        f"{what} has been called with more than {limit} argument shapes: programs for the least recently used shapes are dropped, "
+        f"and compiled again when they are needed; keep more with config.compiled_shapes(n)"
+    )
+
+
+def folded(mesh: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Return a mesh with the same number of dimensions for fewer ranks; inner dimensions that divide the remaining size are kept.
+
+    folded((2, 2), 2) == (1, 2)        folded((2, 4), 2) == (2, 1)
+    """
+    inner: list[int] = []
+    for n in reversed(mesh[1:]):
+        inner.insert(0, n if size % n == 0 else 1)
+        size //= inner[0]
+    return (size, *inner)

@@ -29,8 +29,8 @@ def trained(width: int, dtype: Any = flow.float, name: str = "train") -> Callabl
     """Declare a train job with `width` weights, like a cell that is run again."""
 
     def body(x: Any) -> Any:
-        w = flow.get_variable("w", (width,), dtype=dtype, initializer=ONES)
-        loss: Any = w * flow.cast(x, dtype) * flow.get_variable("scale", (1,), dtype=dtype, initializer=ONES)
+        w: Any = flow.get_variable("w", (width,), dtype=dtype, initializer=ONES)
+        loss = w * flow.cast(x, dtype) * flow.get_variable("scale", (1,), dtype=dtype, initializer=ONES)
         sgd(0.1, momentum=0.9).minimize(loss)
         return loss
 
@@ -91,5 +91,5 @@ def test_a_redefined_job_may_call_another_module(devices: int, capfd: pytest.Cap
     first.weight.data.fill_(0.0)
     assert first.weight.numpy().tolist() == [[0, 0]] * 3 and second.weight.numpy().any()
     np.testing.assert_allclose(cell(third, 5), third(flow.tensor(x_of(5))).numpy(), rtol=1e-6)
-    told = capfd.readouterr().err
-    assert told.count('"weight" belongs to another module') == 1 and told.count("start anew") == 2
+    printed = capfd.readouterr().err
+    assert printed.count('"weight" belongs to another module') == 1 and printed.count("start anew") == 2

@@ -11,7 +11,8 @@ from typing import Any, cast
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DivergedError, JobflowError, RankError, SourceLine, user_line
 from jobflow.core.notices import notice
-from jobflow.engine.session import current_session, many_shapes
+from jobflow.engine.session import current_session
+from jobflow.engine.sizes import many_shapes
 from jobflow.functional.dispatch import in_job
 from jobflow.nn.compiled.call import Call
 from jobflow.nn.compiled.changing import Appended, ChangedValue, changed_items

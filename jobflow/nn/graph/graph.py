@@ -30,7 +30,8 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, did_you_mean_or, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
-from jobflow.engine.session import current_session, many_shapes
+from jobflow.engine.session import current_session
+from jobflow.engine.sizes import many_shapes
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.strategy import Distribution
 from jobflow.graph.traced import Traced
