@@ -41,6 +41,7 @@ from jobflow.trainer.fingerprint import Fingerprint
 from jobflow.trainer.finite import first_not_finite
 from jobflow.trainer.folders import only_one
 from jobflow.trainer.freezing import frozen_text
+from jobflow.trainer.history import History
 from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Jobs, Means, prepared
 from jobflow.trainer.loggers import loggers, recorder
 from jobflow.trainer.network import line_of
@@ -152,13 +153,12 @@ class Loop:
 
     def _create_run(self, checkpoint: AnyPath | None) -> None:
         """Create the run and the calls of its callbacks."""
-        logging = loggers(self.loaded, self.tracing)
+        logging = loggers(self.loaded, self.tracing) if self._writes else [History()]
         self.record = self._described(checkpoint)
         if not self._stopped_before:
             self.progress.stop = None
         self.recorder = self.record.recorded = recorder(logging)
-        own = logging if self._writes else [self.recorder]
-        self.calls = Calls(self.session, self.record, self.entries, own, lambda: self._rate(self.progress.step), self._halted)
+        self.calls = Calls(self.session, self.record, self.entries, logging, lambda: self._rate(self.progress.step), self._halted)
 
     def _called(self) -> None:
         """Run the remaining steps with calls of the callbacks."""

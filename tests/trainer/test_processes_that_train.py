@@ -40,8 +40,10 @@ def test_callbacks_on_two_ranks_make_equal_requests(tmp_path: Path) -> None:
     program = Path(__file__).with_name("stopped_by_rank_one.py")
     done = processes.run(program, file, f"output={tmp_path / 'ranks'}", "callbacks.0.arguments.last=5", ranks=2, environment=PATHS)
     assert done.code == 75, done.out + done.err  # SIGTERM in the third step of rank 1
-    done = processes.run("-m", "jobflow", "train", file, "--output", tmp_path / "ranks", ranks=2, environment=PATHS)
+    report = ("--set", "logging.report=true", "--set", "logging.progress=plain")
+    done = processes.run("-m", "jobflow", "train", file, "--output", tmp_path / "ranks", *report, ranks=2, environment=PATHS)
     assert done.code == 0 and "stopping_callbacks:Changer stopped the run" in done.err, done.out + done.err
+    assert done.out.count("report: ") == 1, "rank 0 alone writes the report"
     _, whole = run(loaded(file, tmp_path / "whole"))
     lines = [json.loads(line) for line in (tmp_path / "ranks" / "metrics.jsonl").read_text().splitlines()]
     losses = {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
