@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+#: pages whose blocks are one program: test_tutorials.py runs them in order, and no other test runs them alone
+TUTORIALS = ["getting_started.md", *sorted(path.name for path in DOCS.glob("tutorial_*.md"))]
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "internals").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: <!-- from FILE --> before a block: its lines stand in that file
@@ -65,7 +67,7 @@ def saved(page: str) -> dict[str, str]:
 
 
 def programs() -> list[Block]:
-    return [block for block in blocks() if block.language == "python" and block.excerpt is None]
+    return [block for block in blocks() if block.language == "python" and block.excerpt is None and block.page not in TUTORIALS]
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ def commands() -> list[Command]:
     """All that can be pasted, each once, in the order of each page."""
     listed: dict[Command, None] = {}
     for path in PAGES:
+        if path.name in TUTORIALS:
+            continue
         text = path.read_text(encoding="utf-8")
         for match in re.finditer(FENCE.pattern + r"|`([^`\n]+)`", text, re.MULTILINE | re.DOTALL):
             if match[3] is not None:

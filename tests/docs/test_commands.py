@@ -23,8 +23,6 @@ ELSEWHERE = {
     r"^jobflow data run\.yaml$": "describes the reader's configuration; tests/data describes others",
     r"^if \[ \$\? -eq 75 \]": "is the end of a batch script",
     r"pytest -q -n auto$": "is the run of these tests",
-    r"pip install \"\.\[mpi\]\"$": "installs; test_the_first_command does so",
-    r"^((mpiexec -n 2 )?python first|python job)\.py$": "test_programs runs these programs so",
     r"^scripts/check$": "runs these tests",
     r"^scripts/measure_house$": "counts for half a minute, and says nothing about right or wrong",
     r"^scripts/record$": "runs for minutes; tests/records does what it does",

@@ -68,7 +68,7 @@ def test_slow_programs_equal_their_records(tmp_path: Path) -> None:
 #: of curves in float32 over 20 steps
 SINGLE = 1e-5
 #: programs that are always run in other tiers; all are with --full
-FEW = ("docs/getting_started-2", "examples/global_mlp")
+FEW = ("docs/job_functions-2", "examples/global_mlp")
 
 
 def check_numbers(results: dict[str, dict[str, Record]]) -> None:
