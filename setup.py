@@ -18,10 +18,11 @@ JIT = ["llvmlite>=0.50"]
 TENSORBOARD = ["tensorboardX>=2.6"]
 ONNX = ["onnx>=1.17"]
 OPTUNA = ["optuna>=4"]
+TOKENIZERS = ["tokenizers>=0.21"]
 DOCS = ["mkdocs-material>=9.6", "mkdocstrings>=0.29", "mkdocstrings-python>=1.16"]
 PYTEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100"]
 CUDA_WITHOUT_GPU = ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14"]
-TEST = [*PYTEST, *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD, *ONNX]
+TEST = [*PYTEST, *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD, *ONNX, *TOKENIZERS]
 TEST += ["safetensors>=0.5", "flatbuffers>=24.3", "einops>=0.8", "onnxruntime>=1.20"]
 
 setup(
@@ -68,6 +69,8 @@ setup(
         "onnx": ONNX,
         # sweep.method tpe
         "optuna": OPTUNA,
+        # texts as parts of words: tokenizer.json
+        "tokenizers": TOKENIZERS,
         # the documentation site, built by scripts/docs
         "docs": DOCS,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],

@@ -44,6 +44,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "inspect": _commands(
         data="describe a file or the readers of a configuration, and find rows that cannot be read",
+        tokenizer="train a tokenizer on a text, for models of parts of words",
         explain="print graph, layouts, boxing and plan of a job; nothing runs",
         verify="compare every tensor of a job on N devices and on one device",
     ),

@@ -43,6 +43,7 @@ PACKAGES = (
     Package("scikit-learn", "sklearn", "1.4", "data of the examples", "examples"),
     Package("tensorboardX", "tensorboardX", "2.6", "TensorBoard", "tensorboard"),
     Package("optuna", "optuna", "4", "sweeps by TPE", "optuna"),
+    Package("tokenizers", "tokenizers", "0.21", "tokenizer files", "tokenizers"),
     Package("onnx", "onnx", "1.17", "ONNX files", "onnx"),
     Package("mkdocs-material", "material", "9.6", "the documentation site", "docs"),
     Package("einops", "einops", "0.8", "patterns of axes"),

@@ -1,4 +1,4 @@
-"""The reader "text": windows of characters or bytes, with the same tokens shifted by one as targets."""
+"""The reader "text": windows of characters, bytes or parts of words, with the same tokens shifted by one as targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array, int32
 from jobflow.data.files import UTF8_MARK, content_of, fault_of, files_at, text_of
 from jobflow.data.samples import Field, Samples
-from jobflow.data.vocabulary import Bytes, Characters, Vocabulary, points
+from jobflow.data.vocabulary import Bytes, Characters, TokenizerFile, Vocabulary, points, read_tokenizer
 from jobflow.storage.remote import AnyPath, path_of
 from jobflow.storage.untrusted import MEMORY
 
@@ -34,9 +34,10 @@ class Text(Samples):
     """Windows of `length` tokens, int32[length]: `tokens`, and `targets` with the tokens one position later.
 
     `path` is a file, or a folder whose files that match `pattern` are concatenated in the order of their names. Without a path the text is Python's
-    own documentation. `level` selects the tokens: characters or bytes. Characters form a `vocabulary` unless one is passed. Bytes are read from
-    memory-mapped files, which may be larger than memory. A window starts every `stride` tokens, by default every `length`. The last fraction
-    `validation` of the text is for validation. A byte-order mark is not part of the text.
+    own documentation. `level` selects the tokens: characters, bytes, or those of `tokenizer`, the path of a file `tokenizer.json`. Characters form a
+    `vocabulary` unless one is passed; with a tokenizer, `vocabulary` is the content of its file. Bytes are read from memory-mapped files, which may
+    be larger than memory. A window starts every `stride` tokens, by default every `length`. The last fraction `validation` of the text is for
+    validation. A byte-order mark is not part of the text.
     """
 
     what = WHAT
@@ -45,16 +46,21 @@ class Text(Samples):
         self,
         path: str | None = None,
         pattern: str = "*.txt",
-        level: Literal["character", "byte"] = "character",
+        level: Literal["character", "byte", "token"] = "character",
         length: int = 128,
         stride: int | None = None,
         split: Literal["all", "train", "validation"] = "train",
         validation: float = 0.1,
         vocabulary: str | None = None,
+        tokenizer: str | None = None,
     ) -> None:
         _check(level, length, stride, split, validation)
-        self.length, self.stride, self.level = length, stride or length, level
-        parts, self.vocabulary = _bytes(path, pattern) if level == "byte" else _characters(path, pattern, vocabulary)
+        if (level == "byte" and tokenizer is not None) or (level == "token" and tokenizer is None and vocabulary is None):
+            raise ArgumentError(f"{WHAT}: level is {level!r} and tokenizer {tokenizer!r}; omit level and pass the path of a tokenizer.json")
+        self.level = level if tokenizer is None else "token"
+        self.length, self.stride = length, stride or length
+        known = None if self.level == "byte" else _vocabulary(vocabulary if level == self.level else None, tokenizer, self.level)
+        parts, self.vocabulary = _bytes(path, pattern) if self.level == "byte" else _encoded(path, pattern, known)
         self._stops = [0, *accumulate(map(len, parts))]
         self._parts = parts
         cut = self._stops[-1] - round(self._stops[-1] * validation)
@@ -66,8 +72,9 @@ class Text(Samples):
 
     @property
     def facts(self) -> dict[str, Any]:
-        characters = self.vocabulary.characters if isinstance(self.vocabulary, Characters) else None
-        return {"level": self.level, "vocabulary": characters}
+        words = self.vocabulary
+        content = words.characters if isinstance(words, Characters) else words.text if isinstance(words, TokenizerFile) else None
+        return {"level": self.level, "vocabulary": content}
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         starts = self._start + numbers * self.stride
@@ -90,8 +97,8 @@ class Text(Samples):
 
 
 def _check(level: str, length: int, stride: int | None, split: str, validation: float) -> None:
-    if level not in ("character", "byte"):
-        raise ArgumentError(f'{WHAT}: level must be "character" or "byte", not {level!r}')
+    if level not in ("character", "byte", "token"):
+        raise ArgumentError(f'{WHAT}: level must be "character", "byte" or "token", not {level!r}')
     if split not in ("all", "train", "validation"):
         raise ArgumentError(f"{WHAT}: split must be one of all, train, validation, not {split!r}")
     if length < 1 or (stride is not None and stride < 1) or not 0 <= validation < 1:
@@ -109,19 +116,32 @@ def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
     return parts, Bytes()
 
 
-def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple[list[Array], Characters]:
-    """Return the tokens of each file, in the smallest type for the vocabulary, and the vocabulary."""
-    texts = (
-        {"documentation": documentation_text()} if path is None else {str(file): _decoded(file) for file in files_at(path_of(path), pattern, fault)}
-    )
-    if vocabulary is None:
+def _vocabulary(vocabulary: str | None, tokenizer: str | None, level: str) -> Vocabulary | None:
+    """Return the vocabulary of earlier samples or of a tokenizer file; None without both."""
+    if vocabulary is not None:
+        return Characters(vocabulary) if level == "character" else TokenizerFile(vocabulary)
+    return None if tokenizer is None else read_tokenizer(path_of(tokenizer), fault)
+
+
+def _encoded(path: str | None, pattern: str, known: Vocabulary | None) -> tuple[list[Array], Vocabulary]:
+    """Return the tokens of each file, in the smallest type for the vocabulary, and the vocabulary: `known`, or all characters of the texts."""
+    texts = dict(texts_at(path, pattern))
+    if known is None:
         alphabet: set[int] = set().union(*(np.unique(points(text)).tolist() for text in texts.values()))
         if not alphabet:
             raise fault(f"there is no text in {', '.join(texts)}; set path to a file with text")
-        vocabulary = "".join(map(chr, sorted(alphabet)))
-    known = Characters(vocabulary)
+        known = Characters("".join(map(chr, sorted(alphabet))))
     kind = np.min_scalar_type(known.size - 1)
     return [known.encode(text, f"{WHAT}: {name}").astype(kind) for name, text in texts.items() if text], known
+
+
+def texts_at(path: str | None, pattern: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of a file, or of the files in a folder that match `pattern`; without a path, Python's own documentation."""
+    if path is None:
+        yield "documentation", documentation_text()
+        return
+    for file in files_at(path_of(path), pattern, fault):
+        yield str(file), _decoded(file)
 
 
 def _decoded(file: AnyPath) -> str:

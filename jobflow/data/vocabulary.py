@@ -1,16 +1,26 @@
-"""Conversion between text and tokens."""
+"""Conversion between text and tokens: characters, bytes, and files `tokenizer.json` of the package `tokenizers` of Hugging Face."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import DataError
+from jobflow.core.extras import optional
 from jobflow.core.types import Array
+from jobflow.storage.remote import AnyPath
+from jobflow.storage.untrusted import HEADER, Fault, content, json_tree
+
+WHAT = 'reader "text", tokenizer'
+#: characters that are encoded at once, because an encoding takes about a hundred bytes per token
+PIECE = 1 << 20
+#: unused token numbers that a vocabulary may have beyond its number of tokens
+UNUSED = 1 << 16
 
 
 class Vocabulary(ABC):
@@ -72,6 +82,80 @@ def points(text: str) -> Array:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
+class TokenizerFile(Vocabulary):
+    """The vocabulary of a `tokenizer.json`; `text` is its content, and `what` names it in messages.
+
+    Special tokens are not added, and truncation and padding of the file do not apply. Raises: DataError for other content.
+    """
+
+    def __init__(self, text: str, what: str = "the tokenizer") -> None:
+        tokenizers = optional("tokenizers", WHAT)
+        try:
+            tree = json_tree(text.encode())
+            if not isinstance(tree, Mapping) or "model" not in tree:
+                raise ValueError('it has no key "model"')
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a damaged file can raise any exception, also one that is not an Exception
+            advice = "pass a file tokenizer.json of the package tokenizers, or create one with `jobflow tokenizer`"
+            raise DataError(f"{what} is not a tokenizer file: {type(error).__name__}: {error!s:.200}; {advice}") from None
+        self.size = max(ids.values(), default=-1) + 1
+        if not ids or self.size > len(ids) + UNUSED:
+            raise DataError(f"{what} has {len(ids):,} tokens with numbers up to {self.size - 1:,}; use a file whose tokens are numbered from 0")
+
+    @property
+    def text(self) -> str:
+        """The content of the file, which checkpoints store."""
+        return json.dumps(json.loads(self._tokenizer.to_str()), ensure_ascii=False, separators=(",", ":"))
+
+    def encode(self, text: str, what: str = "the text") -> Array:
+        ids: list[Array] = []
+        for piece in pieces_of(text):
+            try:
+                ids.append(np.array(self._tokenizer.encode(piece, add_special_tokens=False).ids, np.int32))
+            except Exception as error:  # noqa: BLE001 - such as an unknown word without an unknown token
+                raise DataError(f"{what} cannot be encoded: {error!s:.200}; use a tokenizer of bytes, or one with an unknown token") from None
+        return np.concatenate(ids) if ids else np.empty(0, np.int32)
+
+    def decode(self, tokens: Any) -> str:
+        return str(self._tokenizer.decode(np.asarray(tokens).reshape(-1).tolist(), skip_special_tokens=False))
+
+
+def pieces_of(text: str) -> Iterator[str]:
+    """Split a text into pieces of about PIECE characters that end with a line, if lines are shorter."""
+    start = 0
+    while start < len(text):
+        stop = min(start + PIECE, len(text))
+        if stop < len(text):
+            stop = text.rfind("\n", start, stop) + 1 or stop
+        yield text[start:stop]
+        start = stop
+
+
+def read_tokenizer(path: AnyPath, fault: Fault) -> TokenizerFile:
+    """Return the vocabulary of a file `tokenizer.json`; raise the error of `fault`, or DataError, for a missing or damaged file."""
+    try:
+        text = content(path, HEADER, fault).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise fault(f"{path} is not a tokenizer file: it is not UTF-8 at byte {error.start}; pass a file tokenizer.json") from None
+    except FileNotFoundError:
+        raise fault(f"there is no tokenizer file {path}; correct tokenizer, or create the file with `jobflow tokenizer`") from None
+    except OSError as error:
+        raise fault(f"{path}: {error.strerror or error}") from error
+    return TokenizerFile(text, f"{WHAT}: {path}")
+
+
+@lru_cache(maxsize=4)
+def _stored(text: str) -> TokenizerFile:
+    return TokenizerFile(text)
+
+
 def vocabulary_of(facts: Mapping[str, Any]) -> Vocabulary:
     """Return the vocabulary in the `facts` of a text reader."""
-    return Characters(facts["vocabulary"]) if facts["level"] == "character" else Bytes()
+    if facts["level"] == "byte":
+        return Bytes()
+    return _stored(facts["vocabulary"]) if facts["level"] == "token" else Characters(facts["vocabulary"])

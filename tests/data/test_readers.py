@@ -321,7 +321,7 @@ def test_wrong_texts_raise(tmp_path: Path) -> None:
         ),
         ({"path": str(tmp_path / "none")}, DataError, "there is no file or folder .*none"),
         ({"path": str(tmp_path), "pattern": "*.md"}, DataError, r"no file in .* matches '\*.md'"),
-        ({"level": "word"}, ArgumentError, 'level must be "character" or "byte", not \'word\''),
+        ({"level": "word"}, ArgumentError, 'level must be "character", "byte" or "token", not \'word\''),
         ({"length": 0}, ArgumentError, "length and stride must be at least 1"),
         ({"split": "test"}, ArgumentError, "split must be one of all, train, validation, not 'test'"),
     ):
