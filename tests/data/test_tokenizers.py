@@ -56,7 +56,7 @@ def test_a_trained_tokenizer_encodes_any_text_as_the_package_does(folder: Path) 
     assert vocabulary_of(samples.facts).encode("the end").tolist() == words.encode("the end").tolist()
 
 
-def test_long_texts_are_encoded_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_are_encoded_piece_by_piece(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = TokenizerFile((folder / "tokenizer.json").read_text(encoding="utf-8"))
     whole = words.encode(TEXT)
     monkeypatch.setattr("jobflow.data.vocabulary.PIECE", 100)
