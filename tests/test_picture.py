@@ -16,9 +16,9 @@ from jobflow import scope
 from jobflow.cli import main
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.layout import B, Layout, P, Placement, S
+from jobflow.core.layout_blocks import blocks
 from jobflow.engine.job import job_of
 from jobflow.tools.explain import Explained, laid_out, load_job
-from jobflow.tools.layout_blocks import blocks
 from jobflow.tools.module_groups import bands
 from jobflow.tools.picture import arrange, graph_page
 

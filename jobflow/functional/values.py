@@ -218,6 +218,13 @@ def shown(x: Tensor) -> str:
     return broken("tensor(", parts) + ")"
 
 
+def shown_in_notebook(x: Tensor) -> str | None:
+    """Return the repr of a global tensor with a drawing of its layout, as HTML; None for a local tensor, whose repr is text alone."""
+    from jobflow.core.layout_html import layout_html
+
+    return None if x.layout is None else layout_html(x.tensor_type, x.layout, shown(x))
+
+
 def broken(start: str, parts: list[str]) -> str:
     """Return `start` and the parts, joined with commas, with a line break before each part that would exceed the line width."""
     text = start + parts[0]
@@ -314,6 +321,7 @@ class ValueMethods:
     __len__ = method(length)
     __repr__ = method(shown)
     __str__ = method(shown)
+    _repr_html_ = method(shown_in_notebook)
     item = method(item)
     numpy = method(numpy)
     tolist = method(tolist)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import CheckpointError, did_you_mean, user_line
+from jobflow.core.errors import CheckpointError, JobError, did_you_mean, user_line
 from jobflow.core.types import Array, type_of
 from jobflow.engine.session import Session, current_session, started_session
 from jobflow.program.commands import Initialize
@@ -23,15 +23,24 @@ class StoredVariable:
 
     def __init__(self, session: Session, name: str) -> None:
         self._session = session
+        self._variable = session.variables[name]
         self.name = name
-        self.shape = session.variables[name].type.shape
-        self.dtype = session.variables[name].type.dtype
+        self.shape = self._variable.type.shape
+        self.dtype = self._variable.type.dtype
 
     def __repr__(self) -> str:
-        return f"<variable {self.name} {self._session.variables[self.name].type}>"
+        return f"<variable {self.name} {self._variable.type}>"
+
+    def _repr_html_(self) -> str:
+        """Return the repr with a drawing of the layout, for notebooks."""
+        from jobflow.core.layout_html import layout_html
+
+        return layout_html(self._variable.type, self._variable.layout, repr(self))
 
     def numpy(self) -> Array:
-        """Return the current value of the whole variable, in any layout."""
+        """Return the current value of the whole variable, in any layout.  Raises: JobError if a redefined job released the variable."""
+        if self._session.variables.get(self.name) is not self._variable:
+            raise JobError(f'variable "{self.name}" at {user_line()}: its job was redefined with other variables; call get_all_variables() again')
         return self._session.read([self.name])[self.name]
 
 

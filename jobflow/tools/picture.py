@@ -14,9 +14,9 @@ from typing import NamedTuple
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import B, Layout, P, Placement, S, Sbp
+from jobflow.core.layout_blocks import Block, blocks
 from jobflow.graph.ir import Graph, Node, Phase, Physical
 from jobflow.ops.source import Input, ReadVariable
-from jobflow.tools.layout_blocks import Block, blocks
 from jobflow.tools.module_groups import Band, bands
 from jobflow.tools.pages import page
 

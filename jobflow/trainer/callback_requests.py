@@ -14,13 +14,12 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, did_you_mean_or, is_users, user_line
+from jobflow.core.errors import ConfigError, SourceLine, did_you_mean_or, is_users, user_line
 from jobflow.core.imports import function_named
 from jobflow.core.notices import notice
 from jobflow.engine.session import Session
@@ -376,4 +375,4 @@ def handles(kind: type[Callback], event: str) -> bool:
 def _line(error: BaseException) -> str:
     """Return " at FILE:LINE", the innermost line of the user that raised an error; "" without such a line."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_users(frame)]
-    return f" at {Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""
+    return f" at {SourceLine(*lines[-1])}" if lines else ""

@@ -45,10 +45,7 @@ class Progress(Callback):
         self._bar: progress.Progress | None = None
 
     def on_start(self, run: TrainingRun) -> None:
-        self._begun = perf_counter()
-        self._drawn, self._printed = 0.0, ""
-        self._first: tuple[float, int] | None = None
-        self._recent: deque[StepReport] = deque(maxlen=WINDOW)
+        self._begin()
         stream = self._stream or sys.stdout
         if self._mode == "bar" or (self._mode == "auto" and stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")):
             self._bar = bar(stream)
@@ -57,18 +54,34 @@ class Progress(Callback):
         elif run.first_step < run.steps:  # otherwise only the last evaluation remains
             left = counted(run.steps - run.first_step, "step")
             self._say(f"{run.name}: {left} of {counted(run.batch_size, 'sample')} on {counted(run.ranks, 'rank')}")
+        self._introduce(run)
+
+    def _begin(self) -> None:
+        """Start to measure times."""
+        self._begun = perf_counter()
+        self._drawn, self._printed = 0.0, ""
+        self._first: tuple[float, int] | None = None
+        self._recent: deque[StepReport] = deque(maxlen=WINDOW)
+
+    def _introduce(self, run: TrainingRun) -> None:
+        """Print the tables before the first step, and the checkpoint from which the run resumes."""
         if run.before:
             self._say(run.before)
         if run.resumed_from is not None:
             self._say(f"resuming from step {run.first_step}: {run.resumed_from}")
 
-    def on_step(self, run: TrainingRun, report: StepReport) -> None:
+    def _measure(self, report: StepReport) -> float:
+        """Record the time of a step, and return the current time."""
         now = perf_counter()
         if self._first is None:
             self._first = now, report.step  # the time before includes compilation
         elif report.step == self._first[1] + 1:
             self._recent.clear()
         self._recent.append(report)
+        return now
+
+    def on_step(self, run: TrainingRun, report: StepReport) -> None:
+        now = self._measure(report)
         if self._bar is not None and now - self._drawn >= REDRAW:
             texts = [*self._texts(run, report), *filter(None, [self._printed])]
             self._bar.update(self._bar.task_ids[0], completed=report.step, description=epoch_text(run, report), texts=texts, refresh=True)

@@ -66,6 +66,11 @@ class Report(History):
         super().on_start(run)
         self._unfinished(run)
 
+    def restore(self, run: TrainingRun) -> None:
+        super().restore(run)
+        path = self._path or run.output / PAGE
+        run.report = path if path.exists() else None
+
     def on_checkpoint(self, run: TrainingRun, path: AnyPath) -> None:
         super().on_checkpoint(run, path)
         if time.monotonic() > self._due and self.outcome is None:

@@ -248,6 +248,12 @@ class TrainingRun:
         values = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items() if name.endswith("/loss"))
         return f"<TrainingRun {self.name}: {end}, step {self.step:,} of {self.steps:,}{values}>"
 
+    def _repr_html_(self) -> str:
+        """Return result, charts and a link to the report, for notebooks."""
+        from jobflow.trainer.run_html import run_html
+
+        return run_html(self)
+
 
 def is_real(value: Any) -> bool:
     """Return True for a number of Python or NumPy, also inside an array of one element; False for a bool."""
