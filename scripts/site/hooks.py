@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "site"))
+
+import reference  # noqa: E402
+
 LINK = re.compile(r"(?<!`)(\[[^]]+\])\((\.\./[^)\s#]+)(#[^)\s]*)?\)")
 #: how pages show a file of the repository that is not Markdown
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash", ".json": "json"}
@@ -37,19 +42,15 @@ def as_page(path: Path) -> str:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a page for each file outside of docs/ that a page links to."""
+    """Add the pages of the API reference, and a page for each file outside of docs/ that a page links to."""
+    for path, text in reference.pages().items():
+        files.append(File.generated(config, path, content=text))
     for file in list(files.documentation_pages()):
         for _, target, _ in LINK.findall(file.content_string):
             path = outside(file.src_uri, target)
             if path is not None and files.get_file_from_path(site_path(path)) is None:
-                files.append(File.generated(config, site_path(path), content=as_page(path), inclusion=_not_in_nav()))
+                files.append(File.generated(config, site_path(path), content=as_page(path), inclusion=InclusionLevel.NOT_IN_NAV))
     return files
-
-
-def _not_in_nav() -> Any:
-    from mkdocs.structure.files import InclusionLevel
-
-    return InclusionLevel.NOT_IN_NAV
 
 
 def on_page_markdown(markdown: str, page: Any, **options: Any) -> str:

@@ -14,6 +14,10 @@ import pytest
 import yaml
 from pages import ROOT
 
+sys.path.insert(0, str(ROOT / "scripts" / "site"))
+
+import public_names
+
 DOCS = ROOT / "docs"
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 PACKAGES_OF_THE_SITE = ("material", "mkdocstrings_handlers.python")
@@ -48,6 +52,11 @@ def test_every_page_is_once_in_the_navigation() -> None:
     listed = [page for page in entries(SITE["nav"]) if not page.startswith("reference/")]
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if path.parent.name != "decisions"}
     assert sorted(listed) == sorted(pages)
+
+
+def test_every_public_name_has_a_page_of_the_reference() -> None:
+    pages = {public_names.page_of(name) for name in public_names.names()}
+    assert pages == set(public_names.PAGES) == {page[10:-3] for page in entries(SITE["nav"]) if page.startswith("reference/")} - {"index"}
 
 
 def test_the_site_uses_no_fonts_of_other_hosts() -> None:
@@ -100,3 +109,10 @@ def test_scripts_load_nothing_from_other_hosts(site: Path) -> None:
     assert [address for address in addresses if not address.startswith(tuple(DORMANT))] == []
     texts = [path.read_text(encoding="utf-8") for path in site.rglob("*.html")]
     assert [mark for mark in DORMANT.values() if any(mark in text for text in texts)] == []
+
+
+@pytest.mark.full
+def test_the_reference_has_an_entry_for_every_public_name(site: Path) -> None:
+    anchors = {anchor for path in (site / "reference").glob("*.html") for anchor in re.findall(r'id="([^"]+)"', path.read_text(encoding="utf-8"))}
+    assert len(anchors) > 4000
+    assert [name.path for name in public_names.names().values() if name.anchor not in anchors] == []
