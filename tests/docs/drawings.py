@@ -1,4 +1,4 @@
-"""The drawings of layouts and boxing in README and docs, generated from jobflow's layouts."""
+"""The drawings of layouts and boxing in the README, as text, generated from jobflow's layouts."""
 
 from __future__ import annotations
 
@@ -51,18 +51,6 @@ def layouts() -> str:
     return "\n".join(lines)
 
 
-def mesh() -> str:
-    """The tensor on a mesh of two by two ranks, split along both axes, and split along one and copied along the other."""
-    lines: list[str] = []
-    for sbp in ((S(0), S(1)), (S(0), B)):
-        where = layout(FOUR, *sbp)
-        lines.append("sbp=[" + ", ".join(NAMES[each] for each in sbp) + "]")
-        for row in FOUR.along((1,)):
-            left, right = (side_by_side(f"rank {rank}", [held(where, rank)]) for rank in row)
-            lines += [f"{a}   {b}" for a, b in zip(left, right, strict=True)]
-    return "\n".join(lines)
-
-
 def boxing() -> str:
     """The changes of layout of the tensor on two ranks, with the bytes that each rank sends."""
     type = TensorType(X.shape, float32)
@@ -75,4 +63,4 @@ def boxing() -> str:
     return "\n".join(lines)
 
 
-DRAWINGS: dict[str, Callable[[], str]] = {"layouts": layouts, "mesh": mesh, "boxing": boxing}
+DRAWINGS: dict[str, Callable[[], str]] = {"layouts": layouts, "boxing": boxing}

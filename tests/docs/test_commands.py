@@ -27,6 +27,8 @@ ELSEWHERE = {
     r"^scripts/measure_house$": "counts for half a minute, and says nothing about right or wrong",
     r"^scripts/record$": "runs for minutes; tests/records does what it does",
     r"^jobflow tokenizer ": "needs the package tokenizers; tests/data/test_tokenizers.py runs it",
+    r"^jobflow train wide\.yaml --dry-run": "tests/docs/costs.py compiles these jobs",
+    r"^mpiexec -n 4 jobflow train wide\.yaml$": "trains for a minute; other commands train on ranks",
     r"^jobflow doctor$": "measures the machine; tests/cli/test_doctor.py runs it",
     r"^scripts/tighten_writing": "writes the record of the checkout; tests/test_words.py compares it",
     r"^scripts/refresh( --check)?$": "writes files of the checkout; other tests compare each of them",
