@@ -33,6 +33,11 @@ def page(template: str, title: str, *, scripts: Sequence[str] | None = None, **v
     return _templates().get_template(template).render(content)
 
 
+def fragment(template: str, **values: object) -> str:
+    """Render a template with values as a part of a page."""
+    return _templates().get_template(template).render(values)
+
+
 @cache
 def script(name: str) -> str:
     """Return a script in templates/; the source of uPlot is preceded by its licence."""

@@ -20,6 +20,7 @@ from jobflow.tools.pages import page
 from jobflow.tools.plots import SCRIPTS, Chart, Charts
 from jobflow.trainer.charts import POINTS, chart_svg, draw_curves, interactive, run_colour
 from jobflow.trainer.history import TRAIN_EPOCH, Curve, History, Line, is_noisy, shown_name
+from jobflow.trainer.recorded_evaluations import evaluations_of
 from jobflow.trainer.report import leaves
 from jobflow.trainer.run_file import NAME, RunRecord, ending_text, read_run
 from jobflow.trainer.sweep.trials import labels, value_text
@@ -90,6 +91,10 @@ def _run(folder: Path, label: str) -> FinishedRun:
             for name, value in one.items():
                 if name != "step":
                     history.lines.setdefault(name, Line()).add(int(one["step"]), value)
+    for one in evaluations_of(folder):
+        for name, value in one.items():
+            if name.startswith("test/"):
+                history.lines.setdefault(name, Line()).add(one["step"], value)
     return FinishedRun(label, folder, record, {name: line for name, line in history.lines.items() if len(line)})
 
 

@@ -19,6 +19,7 @@ from jobflow.trainer.class_names import classes_of
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.jobs import Jobs, open_place, prepared
 from jobflow.trainer.network import line_of
+from jobflow.trainer.recorded_evaluations import record_evaluation
 from jobflow.trainer.resume import chosen, series_of, together
 from jobflow.trainer.set_metrics.totals import Totals
 from jobflow.trainer.training_run import EvaluationReport
@@ -49,6 +50,7 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
     """Evaluate a checkpoint on the samples of data.<place>.
 
     `checkpoint` defaults to the newest valid checkpoint. `place` defaults to "test", or to "validation" if there is no data.test.
+    The result is added to evaluations.jsonl and to the report in the output folder of the run.
     Raises: CheckpointError without an intact checkpoint; ConfigError if the configuration has no data.<place>.
     """
     reader = place or next((p for p in ("test", "validation") if getattr(loaded.config.data, p) is not None), "test")
@@ -59,7 +61,10 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
         jobs.take(samples)
         restore(jobs, path, jobs.evaluation(rows_of(samples, jobs.config.data.evaluation_batch_size)))
         step, epoch = int(extra.get("step", 0)), int(extra.get("position", {}).get("epoch", 0))
-        return measure(jobs, batches_of(jobs, samples), reader, step, epoch, classes_of(jobs, extra.get("facts", {})))
+        report = measure(jobs, batches_of(jobs, samples), reader, step, epoch, classes_of(jobs, extra.get("facts", {})))
+        if jobs.session.writes_files:
+            record_evaluation(Path(loaded.config.output), report, path)
+        return report
 
 
 def rows_of(samples: Samples | Stream, batch_size: int) -> int:

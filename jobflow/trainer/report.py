@@ -21,13 +21,15 @@ from jobflow.engine.session import current_session
 from jobflow.plan.footprint import CATEGORIES
 from jobflow.storage.remote import AnyPath, RemotePath
 from jobflow.tools.pages import page
-from jobflow.tools.plots import SCRIPTS, Charts
+from jobflow.tools.plots import SCRIPTS, Chart, Charts
 from jobflow.trainer.charts import ALL_POINTS, POINTS, STEP_TIME, chart_svg, curves_png, draw_curves, draw_times, interactive
 from jobflow.trainer.chrome_trace import Traced, parts_table, slowest_table
 from jobflow.trainer.figures import Figures, environment, figures_in
 from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, Line, shown_name
 from jobflow.trainer.linked_files import files_table, link
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
+from jobflow.trainer.recorded_evaluations import NAME as EVALUATIONS
+from jobflow.trainer.recorded_evaluations import PAGE, evaluations_table
 from jobflow.trainer.set_metrics.metric_names import class_texts
 from jobflow.trainer.training_run import ENDS, Outcome, TrainingRun, leave
 from jobflow.trainer.units import count_text, duration_text, larger_is_better, metric_text, percent, rate_text, size_text
@@ -36,10 +38,10 @@ from jobflow.trainer.units import count_text, duration_text, larger_is_better, m
 MOST_RANKS = 16
 #: maximum number of classes of a confusion matrix on the page
 MOST_SHOWN = 40
+#: maximum number of charts with static copies
+STATIC_CHARTS = 12
 #: minimum seconds between updates of the page at checkpoints, and their maximum share of the run's time
 REFRESH, MOST_TIME = 30.0, 0.01
-#: name of the page in the output directory
-PAGE = "report.html"
 UNFINISHED = "The run has not finished: it is running, or its process was killed. `jobflow train` with the same file resumes it."
 
 
@@ -128,7 +130,7 @@ def report_page(
     strategy = run.loaded.plain.get("strategy")
     how = strategy_text(SimpleNamespace(**strategy), run.ranks) if isinstance(strategy, Mapping) else f"{run.ranks} ranks"
     sections = {
-        "result": result(run, history, laid_out, UNFINISHED if unfinished else _message(history, error)),
+        "result": result(run, history, laid_out, UNFINISHED if unfinished else _message(history, error), path.parent),
         "curves": curves(run, history),
         "time": timing(run, history, traced),
         "memory": memory(laid_out, run.ranks),
@@ -149,7 +151,7 @@ def _message(history: History, error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def result(run: TrainingRun, history: History, laid_out: Figures | None, message: str) -> dict[str, Any]:
+def result(run: TrainingRun, history: History, laid_out: Figures | None, message: str, folder: Path) -> dict[str, Any]:
     """Return the content of the result section: the message, the cards, and each metric with its last and best value."""
     rows = []
     for name, line in history.lines.items():
@@ -161,6 +163,8 @@ def result(run: TrainingRun, history: History, laid_out: Figures | None, message
         "message": message,
         "cards": [*_cards(run, history, laid_out)],
         "metrics": metrics,
+        "evaluations": evaluations_table(run.output),
+        "records": link(run.output / EVALUATIONS, folder).href,
         "matrices": [*_matrices(history)],
         "missing": run.first_step if history.missing else 0,
     }
@@ -212,13 +216,13 @@ def _last_and_best(name: str, line: Line) -> tuple[str, str, str]:
 
 
 def curves(run: TrainingRun, history: History) -> Charts | None:
-    """Return the charts of loss, metrics, learning rate, speed and step time; None without curves."""
+    """Return the charts of loss, metrics, learning rate, speed and step time, the first ones with static copies; None without curves."""
     last = history.step_number if history.outcome is not None else max(run.steps, history.step_number)
     pictures = [*history.pictures(), *_step_times(history)]
     most = max(50, min(POINTS, ALL_POINTS // max(1, sum(len(lines) for _, lines in pictures))))
-    charts = []
+    charts: list[Chart] = []
     for name, lines in pictures:
-        picture = chart_svg(f"{name} by step", partial(draw_curves, name=name, curves=lines, last=last))
+        picture = "" if len(charts) >= STATIC_CHARTS else chart_svg(f"{name} by step", partial(draw_curves, name=name, curves=lines, last=last))
         charts.append(interactive(name, lines, picture, most))
     return Charts(charts) if charts else None
 

@@ -19,6 +19,7 @@ from jobflow.core.errors import FileError
 from jobflow.core.notices import notice
 from jobflow.storage.untrusted import HEADER, content, json_tree
 from jobflow.trainer.callbacks import Callback
+from jobflow.trainer.recorded_evaluations import forget_evaluations
 from jobflow.trainer.training_run import ENDS, EvaluationReport, Outcome, StepReport, TrainingRun, leave
 
 NAME = "run.json"
@@ -114,6 +115,7 @@ class RunFile(Callback):
         self._step, self._ended = run.first_step, False
         self._metrics: dict[str, float] = {}
         self._evaluations: list[dict[str, float]] = []
+        forget_evaluations(run.output, run.first_step)
         if run.first_step:
             self._continue(run)
         self._write(run)
