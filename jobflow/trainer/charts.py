@@ -42,6 +42,8 @@ FROM_ZERO = (RATE, SPEED, STEP_TIME)
 SMOOTHING = 0.03
 #: lines with fewer points have a marker at each point
 FEW = 40
+#: maximum number of curves in the legend of a static chart
+MOST_NAMED = 10
 #: minimum span of a percent axis
 LEAST_SHARE = 0.1
 #: width and height of a panel in inches, and dots per inch
@@ -86,27 +88,35 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
 
 def colour_of(curve: Curve, number: int) -> str:
     """Return the colour of a curve; `number` selects it for other names than those of `COLOURS`."""
-    return curve.colour or COLOURS.get(curve.of) or OTHERS[number % len(OTHERS)]
+    return curve.colour or COLOURS.get(curve.of) or (OTHERS[number] if number < len(OTHERS) else hue(number))
 
 
 def run_colour(number: int) -> str:
-    """Return the colour of a run in a comparison: the palette first, then hues that differ from the previous ones."""
-    if number < len(PALETTE):
-        return [*PALETTE][number]
+    """Return the colour of a run in a comparison: the palette first, then hues."""
+    return [*PALETTE][number] if number < len(PALETTE) else hue(number)
+
+
+def hue(number: int) -> str:
+    """Return a colour of medium lightness, whose hue differs from those of the neighbouring numbers."""
     red, green, blue = colorsys.hls_to_rgb(number * 137.5 / 360 % 1, 0.52, 0.6)
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
 def interactive(name: str, curves: Sequence[Curve], picture: str = "", most: int = POINTS, title: str = "") -> Chart:
-    """Return the interactive chart of the metric `name`, with at most `most` points per curve."""
-    series = []
+    """Return the interactive chart of the metric `name`, with at most `most` points per curve; the title defaults to the name.
+
+    The name of a single curve is part of the title, if it is not the name of samples.
+    """
+    series, name_shown = [], name
     for i, curve in enumerate(curves):
         x, y, means = thinned(*curve.line.arrays(), most)
         colour = colour_of(curve, i)
         series.append(Series(curve.of, x, y, PALETTE.get(colour, colour), means, smooth=curve.noisy, marks=name != RATE))
     values = [one.y for one in series]
     log = wants_logarithm(values, name)
-    return Chart(title or name, series, log, not log and is_fraction(name, values), name in FROM_ZERO, picture)
+    if len(curves) == 1 and curves[0].of not in COLOURS:
+        name_shown = f"{curves[0].of} {name}"
+    return Chart(title or name_shown, series, log, not log and is_fraction(name, values), name in FROM_ZERO, picture)
 
 
 def draw_curves(
@@ -132,7 +142,7 @@ def draw_curves(
     axes.locator_params("x", integer=True)
     scale_values(axes, name, [y for _, y, _ in points])
     dress(axes, f"step   (an epoch has {steps_per_epoch})" if steps_per_epoch else "step")
-    if legend and len(curves) > 1:
+    if legend and 1 < len(curves) <= MOST_NAMED:
         axes.legend(frameon=False, fontsize=9, labelcolor=INK)
 
 

@@ -26,8 +26,6 @@ Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 TRAIN = "train"
 #: the curve of means over an epoch of training, and its name in charts
 TRAIN_EPOCH, EPOCH_MEAN = "train_epoch", "epoch mean"
-#: prefixes of the names of means over samples
-PLACES = (TRAIN_EPOCH, "validation", "test")
 #: quantities of steps other than metrics
 RATE, SPEED = "learning rate", "samples per second"
 #: column of a metrics file -> quantity and the reverse, and columns without a curve
@@ -179,15 +177,13 @@ class History(Callback):
     def pictures(self) -> Iterator[tuple[str, list[Curve]]]:
         """Yield the title and the curves of each chart, one chart per metric: the loss first, learning rate and speed last.
 
-        A value that callbacks log, such as "gradient/norm", has a chart with its whole name.
+        The chart of a value that callbacks log for several parts of a model, such as "conv1/gradient_norm", has a curve per part.
         """
         groups: dict[str, list[Curve]] = {"loss": []}
         for name, line in self.lines.items():
-            of, _, base = name.partition("/")
-            if of not in PLACES:
-                of, base = TRAIN, name
+            of, _, base = name.rpartition("/")
             if len(line):
-                groups.setdefault(base, []).append(Curve(EPOCH_MEAN if of == TRAIN_EPOCH else of, line, noisy=is_noisy(name)))
+                groups.setdefault(base, []).append(Curve(EPOCH_MEAN if of == TRAIN_EPOCH else of or TRAIN, line, noisy=is_noisy(name)))
         last = [name for name in (RATE, SPEED) if name in groups]
         for name in [*(name for name in groups if name not in last), *last]:
             if groups[name]:
@@ -201,8 +197,8 @@ class History(Callback):
 
 def shown_name(name: str) -> str:
     """Return the name of a metric for readers: "validation/loss" as "validation loss", "train_epoch/loss" as "epoch mean loss"."""
-    of, _, base = name.partition("/")
-    return f"{EPOCH_MEAN if of == TRAIN_EPOCH else of} {base}" if of in PLACES else name
+    of, _, base = name.rpartition("/")
+    return f"{EPOCH_MEAN if of == TRAIN_EPOCH else of} {base}".strip()
 
 
 def is_noisy(name: str) -> bool:

@@ -25,7 +25,7 @@ from jobflow.tools.plots import SCRIPTS, Chart, Charts
 from jobflow.trainer.charts import ALL_POINTS, POINTS, STEP_TIME, chart_svg, curves_png, draw_curves, draw_times, interactive
 from jobflow.trainer.chrome_trace import Traced, parts_table, slowest_table
 from jobflow.trainer.figures import Figures, environment, figures_in
-from jobflow.trainer.history import RATE, SPEED, TRAIN, Curve, History, Line, shown_name
+from jobflow.trainer.history import RATE, SPEED, TRAIN, TRAIN_EPOCH, Curve, History, Line, shown_name
 from jobflow.trainer.linked_files import files_table, link
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
 from jobflow.trainer.recorded_evaluations import NAME as EVALUATIONS
@@ -183,8 +183,10 @@ def _matrices(history: History) -> Iterator[dict[str, Any]]:
 
 
 def _cards(run: TrainingRun, history: History, laid_out: Figures | None) -> Iterator[tuple[str, str, str]]:
+    measured = [name for name, line in history.lines.items() if "/" in name and len(line)]
+    evaluated = [name for name in measured if not name.startswith(f"{TRAIN_EPOCH}/")]
     for name, line in history.lines.items():
-        if "/" in name and len(line):
+        if name in (evaluated or measured):  # means over an epoch are in the table
             last, best, at = _last_and_best(name, line)
             yield shown_name(name), last, f"best {best} at step {at}"
     loss = history.lines.get("loss")
