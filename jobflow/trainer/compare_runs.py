@@ -91,10 +91,10 @@ def _run(folder: Path, label: str) -> FinishedRun:
             for name, value in one.items():
                 if name != "step":
                     history.lines.setdefault(name, Line()).add(int(one["step"]), value)
-    for one in evaluations_of(folder):
-        for name, value in one.items():
+    for evaluation in evaluations_of(folder):
+        for name, value in evaluation.items():
             if name.startswith("test/"):
-                history.lines.setdefault(name, Line()).add(one["step"], value)
+                history.lines.setdefault(name, Line()).add(evaluation["step"], value)
     return FinishedRun(label, folder, record, {name: line for name, line in history.lines.items() if len(line)})
 
 

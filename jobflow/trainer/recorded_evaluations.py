@@ -64,23 +64,23 @@ def evaluations_of(folder: Path) -> list[Mapping[str, Any]]:
     path = folder / NAME
     for record in recorded(path) if path.is_file() else ():
         if "step" in record:
-            latest[record["step"], _place(record)] = record
+            latest[record["step"], _samples(record)] = record
     return [latest[key] for key in sorted(latest)]
 
 
 def evaluations_table(folder: Path) -> TextTable | None:
     """Return the table of the evaluations for the report, or None without evaluations."""
-    records = [(_place(record), record) for record in evaluations_of(folder)]
+    records = [(_samples(record), record) for record in evaluations_of(folder)]
     names = dict.fromkeys(name.partition("/")[2] for _, record in records for name in record if "/" in name)
     rows = []
-    for place, record in records:
-        values = [record.get(f"{place}/{name}") for name in names]
+    for of, record in records:
+        values = [record.get(f"{of}/{name}") for name in names]
         metrics = ["-" if value is None else metric_text(name, value) for name, value in zip(names, values, strict=True)]
-        rows.append([place, f"{record['step']:,}", f"{record.get('samples', 0):,}", *metrics])
+        rows.append([of, f"{record['step']:,}", f"{record.get('samples', 0):,}", *metrics])
     return TextTable(["evaluated", "step", "samples", *names], rows, right=range(1, 3 + len(names))) if rows else None
 
 
-def _place(record: Mapping[str, Any]) -> str:
+def _samples(record: Mapping[str, Any]) -> str:
     """Return the kind of samples of a record, such as "test"."""
     return next((name.partition("/")[0] for name in record if "/" in name), "")
 

@@ -13,8 +13,8 @@ from jobflow.trainer.run_file import RunRecord
 from jobflow.trainer.training_run import EvaluationReport
 
 
-def evaluated(step: int, loss: float, place: str = "test") -> EvaluationReport:
-    return EvaluationReport(step, 1, {f"{place}/loss": loss, f"{place}/accuracy": 0.5}, 0.1, 297)
+def evaluated(step: int, loss: float, of: str = "test") -> EvaluationReport:
+    return EvaluationReport(step, 1, {f"{of}/loss": loss, f"{of}/accuracy": 0.5}, 0.1, 297)
 
 
 @pytest.fixture
