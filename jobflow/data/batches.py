@@ -39,6 +39,16 @@ class Batches:
     a rank reads only its rows; this is the default if every rank is a client.
     Without `order`, the samples are in ascending order. Raises: ArgumentError for numbers out of range, an unknown field, or an order that does not
     match the samples.
+
+    Examples:
+        >>> samples = flow.data.open_reader("digits", split="validation")
+        >>> for batch in flow.data.Batches(samples, batch_size=64).start(epochs=1):
+        ...     print(batch.size)
+        ...
+        64
+        64
+        64
+        8
     """
 
     def __init__(

@@ -96,7 +96,14 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
 
 
 def all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
-    """Overwrite `tensor` with the elementwise reduction over the ranks."""
+    """Overwrite `tensor` with the elementwise reduction over the ranks.
+
+    Examples:
+        >>> x = flow.ones(2)  # on n ranks the result is n
+        >>> work = flow.distributed.all_reduce(x)
+        >>> x
+        tensor([1., 1.], dtype=jobflow.float32)
+    """
     if members := group_of("all_reduce", group):
         members.all_reduce(tensor, _word(op))
     return _done(async_op, tensor)

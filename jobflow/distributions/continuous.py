@@ -34,7 +34,15 @@ class _Symmetric(Distribution):
 
 
 class Normal(_Symmetric):
-    """The normal distribution with mean `loc` and standard deviation `scale`."""
+    """The normal distribution with mean `loc` and standard deviation `scale`.
+
+    Examples:
+        >>> normal = flow.distributions.Normal(flow.zeros(3), flow.ones(3))
+        >>> normal.sample((5,)).shape
+        jobflow.Size([5, 3])
+        >>> normal.log_prob(flow.zeros(3))
+        tensor([-0.9189, -0.9189, -0.9189], dtype=jobflow.float32)
+    """
 
     @property
     def stddev(self) -> Tensor:

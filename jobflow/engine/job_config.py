@@ -51,7 +51,14 @@ OPTIONS: dict[str, Option] = {
 
 
 class FunctionConfig:
-    """Options of a job, e.g. ``config.train.primary_lr(0.1)``; `global_function` copies them."""
+    """Options of a job, e.g. ``config.train.primary_lr(0.1)``; `global_function` copies them.
+
+    Examples:
+        >>> config = flow.function_config()
+        >>> config.enable_auto_mixed_precision(True)
+        >>> config.function_desc.enable_auto_mixed_precision
+        True
+    """
 
     def __init__(self) -> None:
         #: values by full name, e.g. "train.primary_lr"

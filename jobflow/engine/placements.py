@@ -34,6 +34,11 @@ class placement:
     {machine: devices} is accepted, too.
 
     Raises: PlacementError for a repeated rank, a rank that does not exist, or an invalid value.
+
+    Examples:
+        >>> P = flow.placement.all("cpu")  # every rank; flow.placement("cpu", [0, 1]) names two
+        >>> flow.ones(4, placement=P, sbp=flow.sbp.broadcast).placement == P
+        True
     """
 
     __slots__ = ("core",)
@@ -174,6 +179,13 @@ class sbp:
     """The layouts of a tensor along a dimension of the mesh.
 
     They are `sbp.split(dim)`, `sbp.broadcast`, `sbp.partial_sum`, `sbp.partial_max` and `sbp.partial_min`.
+
+    Examples:
+        >>> x = flow.ones(4, placement=flow.placement.all("cpu"), sbp=flow.sbp.split(0))
+        >>> x.sbp
+        (jobflow.sbp.split(dim=0),)
+        >>> (x + flow.ones_like(x)).sbp == x.sbp
+        True
     """
 
     sbp = Sbp

@@ -311,6 +311,13 @@ def matmul(input: Operand, other: Operand) -> Tensor:
 
     A vector on the left is a row, and a vector on the right is a column; the result omits the axis of size 1.
     Raises: ShapeError for a tensor without axes, or if the summed axes have different sizes.
+
+    Examples:
+        >>> flow.matmul(flow.ones(2, 3), flow.ones(3, 4)).shape
+        jobflow.Size([2, 4])
+        >>> a = flow.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> a @ flow.tensor([1.0, 0.0])
+        tensor([1., 3.], dtype=jobflow.float32)
     """
     x, y = pair("matmul", input, other)
     if x.tensor_type.ndim == 2 and y.tensor_type.ndim == 2:

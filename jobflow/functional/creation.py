@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, JobflowError, SbpError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, SbpError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Partial, Split
 from jobflow.core.types import Array, DType, dtype_of, float64, hides_elements, int64, type_of
+from jobflow.functional.array_data import array_of, check_span
 from jobflow.functional.devices import broadcast_on, checked_device, marked
 from jobflow.functional.devices import device as Device
 from jobflow.functional.dispatch import method
@@ -25,7 +26,6 @@ from jobflow.ops.scalar import FillLike
 from jobflow.ops.source import Arange, Constant, Linspace, Literal
 from jobflow.ops.transcendental import Power
 from jobflow.tensors import redistribution
-from jobflow.tensors.constant_values import depends_on_run
 from jobflow.tensors.convert import ELEMENTS, agree_on_values
 from jobflow.tensors.convert import empty as no_piece
 from jobflow.tensors.host_arrays import HostArray
@@ -144,6 +144,11 @@ def zeros(*sizes: Any, **options: Any) -> Tensor:
     All functions that create tensors accept dtype (by default `get_default_dtype()`), device and requires_grad.  The keywords placement and sbp
     create a global tensor.  The device of a global tensor creates a global tensor, broadcast on the same placement.
     Raises: ShapeError for an invalid shape, DtypeError for an unknown type, ConfigError for device together with placement or sbp.
+
+    Examples:
+        >>> flow.zeros(2, 3)
+        tensor([[0., 0., 0.],
+                [0., 0., 0.]], dtype=jobflow.float32)
     """
     return _filled("zeros", shape_of("zeros", sizes, options), 0, FactoryOptions("zeros", options))
 
@@ -152,6 +157,10 @@ def ones(*sizes: Any, **options: Any) -> Tensor:
     """Return a tensor of ones; the arguments are the same as in `zeros`.
 
     Along a mesh dimension of partial sums, the first rank stores ones and the other ranks store zeros.
+
+    Examples:
+        >>> flow.ones(2, dtype=flow.int64)
+        tensor([1, 1], dtype=jobflow.int64)
     """
     return _filled("ones", shape_of("ones", sizes, options), 1, FactoryOptions("ones", options))
 
@@ -256,6 +265,13 @@ def tensor(data: Any, **options: Any) -> Tensor:
     with their values at tracing.
     Raises: DivergedError on every rank if ranks pass different data; ShapeError for nested lists of unequal lengths; DtypeError for data of
     an unsupported type.
+
+    Examples:
+        >>> flow.tensor([[1, 2], [3, 4]])
+        tensor([[1, 2],
+                [3, 4]], dtype=jobflow.int64)
+        >>> flow.tensor([1.5, 2.5]).dtype
+        jobflow.float32
     """
     return _from_data("tensor", data, options)
 
@@ -274,7 +290,7 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
     layout = spec.layout(array.ndim)
     if array.dtype != spec.dtype.numpy:
         if from_python and spec.dtype.is_integer:
-            _check_span(what, array, spec.dtype)
+            check_span(what, array, spec.dtype)
         with np.errstate(all="ignore"):
             array = array.astype(spec.dtype.numpy)
     stored = None if layout is None or traces_job() else cut(what, array, layout)
@@ -288,20 +304,6 @@ def _placed(x: Tensor, spec: FactoryOptions) -> Tensor:
     return x if spec.placement is None else on_placement(x, spec.what, spec.placement)
 
 
-def _check_span(what: str, array: Array, dtype: DType) -> None:
-    """Raise DtypeError if `array`, the Python numbers of the user, exceeds the range of the integer type `dtype`.
-
-    An unsigned type accepts negative numbers, which wrap around.
-    """
-    low, high = dtype.span
-    low = low or -high
-    outside = array[~((np.trunc(array) >= low) & (array < high + 1))]
-    if outside.size:
-        raise DtypeError(
-            f"{what} at {user_line()}: {outside.item(0)} is out of range for {dtype.name}, {int(dtype.span[0])} to {int(high)}; pass a larger dtype"
-        )
-
-
 def traces_job() -> bool:
     """Return True while the body of a job is traced; the tensors of the body have neither values nor layouts."""
     tracer = building_now()
@@ -313,41 +315,6 @@ def _holding(array: Array) -> Tensor:
     tracer = building_now()
     traced = tracer is not None and (tracer.differentiates or not tracer.lays)
     return source(Literal.of(array), None) if traced else Tensor.new(type_of(array), None, array)
-
-
-def array_of(what: str, data: Any) -> Array:
-    """Return a copy of the data as an array of a supported element type; Python floats become float64.
-
-    Raises: ShapeError for nested lists of unequal lengths, DtypeError for an unsupported element type.
-    """
-    check_numbers(what, data)
-    try:
-        array = np.array(_tensors_as_arrays(what, data))
-    except ValueError as error:
-        if isinstance(error, JobflowError):
-            raise
-        raise ShapeError(f"{what} at {user_line()}: nested lists have different lengths ({error}); pass lists of equal length") from None
-    try:
-        dtype_of(array.dtype)
-    except (KeyError, TypeError):
-        raise DtypeError(
-            f"{what} at {user_line()}: NumPy converts the data to {array.dtype}, which is not an element type of jobflow; cast the data first"
-        ) from None
-    return array
-
-
-def _tensors_as_arrays(what: str, data: Any) -> Any:
-    """Return `data` with the tensors in its nested lists replaced by arrays; raise JobError for a traced tensor."""
-    if isinstance(data, Tensor):
-        if depends_on_run(data):
-            raise JobError(
-                f"{what} at {user_line()}: the data contain a tensor {data.tensor_type}, which has no values during tracing; join tensors "
-                f"with flow.stack or flow.cat"
-            )
-        return data.numpy()
-    if isinstance(data, list | tuple) and any(isinstance(each, Tensor | list | tuple) for each in data):
-        return [_tensors_as_arrays(what, each) for each in data]
-    return data
 
 
 def whole(layout: Layout) -> Layout:
@@ -396,6 +363,13 @@ def from_numpy(array: Array) -> Tensor:
     """Return a local tensor that shares the memory of a NumPy array.
 
     Raises: DtypeError for another object or an unsupported element type, ArgumentError for masked elements.
+
+    Examples:
+        >>> array = np.zeros(2, np.float32)
+        >>> x = flow.from_numpy(array)
+        >>> array[0] = 7
+        >>> x
+        tensor([7., 0.], dtype=jobflow.float32)
     """
     if isinstance(array, HostArray):
         return array.tensor()
@@ -412,6 +386,12 @@ def arange(start: Number, end: Number | None = None, step: Number = 1, **options
 
     The element type is int64, or the default type if an argument is a float.
     Raises: ArgumentError if `step` is 0 or points away from `end`, or if an argument is not finite.
+
+    Examples:
+        >>> flow.arange(5)
+        tensor([0, 1, 2, 3, 4], dtype=jobflow.int64)
+        >>> flow.arange(1, 2, 0.5)
+        tensor([1.0000, 1.5000], dtype=jobflow.float32)
     """
     if end is None:
         start, end = 0, start

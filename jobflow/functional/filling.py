@@ -9,6 +9,7 @@ import numpy as np
 from jobflow.core.errors import PlacementError, ShapeError, user_line
 from jobflow.core.types import type_of
 from jobflow.functional import creation, sampling
+from jobflow.functional.array_data import array_of
 from jobflow.functional.dispatch import method
 from jobflow.functional.in_place import written
 from jobflow.functional.promotion import cast, convert_fill
@@ -53,7 +54,7 @@ def copy_(x: Tensor, other: Any) -> Tensor:
     Raises: ShapeError if the value does not broadcast; PlacementError for a local value and a global x, or vice versa.
     """
     if isinstance(other, np.ndarray):
-        array = creation.array_of("copy_", other)
+        array = array_of("copy_", other)
         value = Tensor.new(type_of(array), None, array) if x.layout is None else creation.cut("copy_", array, creation.whole(x.layout))
     else:
         value = other if isinstance(other, Tensor) else creation.full_like(x, other)

@@ -57,6 +57,12 @@ def to_global(
     `check_meta=False` skips the comparison of the local shapes, which must then be equal.
     Raises: ShapeError if the local tensors do not form a global tensor; SbpError for an invalid `sbp`.  JobError is raised for a local tensor
     without `placement` or `sbp`.
+
+    Examples:
+        >>> P = flow.placement.all("cpu")  # every rank of the program
+        >>> x = flow.ones(4, 2).to_global(P, flow.sbp.broadcast)
+        >>> x.to_global(sbp=flow.sbp.split(0)).sbp
+        (jobflow.sbp.split(dim=0),)
     """
     here = state()
     what = f"to_global at {user_line()}"
@@ -91,6 +97,11 @@ def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
 
     The piece of a partial tensor is this rank's addend.  Ranks outside the placement receive an empty tensor.
     Raises: JobError for a local tensor.
+
+    Examples:
+        >>> x = flow.ones(4, placement=flow.placement.all("cpu"), sbp=flow.sbp.split(0))
+        >>> x.to_local().is_global
+        False
     """
     if x.traced is not None:
         return recorder(state(), "to_local").to_local(x)

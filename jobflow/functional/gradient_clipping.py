@@ -105,6 +105,14 @@ def clip_grad_norm_(
     tensor on the placement of the first gradient.  All ranks must call this function.  `foreach` has no effect.
     Raises: PlacementError for local and global gradients together; ArgumentError for a norm that is NaN or infinite, if
     `error_if_nonfinite`.
+
+    Examples:
+        >>> x = flow.ones(4, requires_grad=True)
+        >>> (x * 2).sum().backward()
+        >>> nn.utils.clip_grad_norm_([x], max_norm=1.0)
+        tensor(4., dtype=jobflow.float32)
+        >>> x.grad
+        tensor([0.5000, 0.5000, 0.5000, 0.5000], dtype=jobflow.float32)
     """
     what = "clip_grad_norm_"
     here, p = state(), float(norm_type)

@@ -108,6 +108,11 @@ def grad(
     The `grad` attributes of tensors do not change; `only_inputs` has no effect.
     For an input that the outputs do not depend on, `allow_unused` returns None, and `materialize_grads` returns zeros.
     Raises: JobError for such an input without these options, or for an input that does not require gradients; ArgumentError for `is_grads_batched`.
+
+    Examples:
+        >>> x = flow.tensor(3.0, requires_grad=True)
+        >>> flow.autograd.grad(x * x, x)
+        (tensor(6., dtype=jobflow.float32),)
     """
     if is_grads_batched:
         raise ArgumentError(f"grad at {user_line()}: is_grads_batched=True is not supported; call grad once per row of grad_outputs")
@@ -175,7 +180,16 @@ class _Mode:
 
 
 class no_grad(_Mode):
-    """A `with` block or decorator inside which operations are not recorded for backward."""
+    """A `with` block or decorator inside which operations are not recorded for backward.
+
+    Examples:
+        >>> x = flow.ones(2, requires_grad=True)
+        >>> with flow.no_grad():
+        ...     y = x * 2
+        ...
+        >>> y.requires_grad
+        False
+    """
 
     mode = False
 

@@ -38,6 +38,13 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Return the tensors concatenated along axis `dim`, in their common element type.
 
     Raises: ArgumentError unless `tensors` is a list or tuple of tensors; ShapeError for an empty list, or if the sizes of another axis differ.
+
+    Examples:
+        >>> flow.cat([flow.zeros(1, 2), flow.ones(1, 2)])
+        tensor([[0., 0.],
+                [1., 1.]], dtype=jobflow.float32)
+        >>> flow.cat([flow.zeros(1, 2), flow.ones(1, 2)], dim=1).shape
+        jobflow.Size([1, 4])
     """
     operands = together("cat", *all_tensors("cat", tensors))
     full = [x for x in operands if x.shape != (0,)] or operands[:1]  # empty vectors are skipped, as in PyTorch
@@ -48,7 +55,12 @@ concat = concatenate = cat
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Return the tensors, all of the same shape, stacked along a new axis `dim`.  Raises: ShapeError for different shapes."""
+    """Return the tensors, all of the same shape, stacked along a new axis `dim`.  Raises: ShapeError for different shapes.
+
+    Examples:
+        >>> flow.stack([flow.zeros(3), flow.ones(3)]).shape
+        jobflow.Size([2, 3])
+    """
     operands = all_tensors("stack", tensors)
     if any(x.shape != operands[0].shape for x in operands):
         raise ShapeError(f"stack at {user_line()}: all tensors must have the same shape; got {', '.join(str(x.tensor_type) for x in operands)}")

@@ -57,7 +57,14 @@ def with_inplace(function: Callable[P, Value]) -> Callable[P, Tensor]:
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return max(input, 0), element by element."""
+    """Return max(input, 0), element by element.
+
+    Examples:
+        >>> flow.relu(flow.tensor([-1.0, 2.0]))
+        tensor([0., 2.], dtype=jobflow.float32)
+        >>> nn.ReLU()(flow.tensor([-1.0, 2.0]))
+        tensor([0., 2.], dtype=jobflow.float32)
+    """
     if inplace:
         return relu_(input)
     return run(_RELU, input) if input.tensor_type.dtype.is_float else run(Clip(0, None), input)
@@ -251,6 +258,10 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
     """Return e^input / sum(e^input) along `dim`; `dtype` converts the input first.
 
     `dim=None` selects axis 0 for tensors with 0, 1 or 3 axes, else axis 1, as in PyTorch, whose argument `_stacklevel` has no effect here.
+
+    Examples:
+        >>> flow.softmax(flow.tensor([0.0, 0.0]), dim=0)
+        tensor([0.5000, 0.5000], dtype=jobflow.float32)
     """
     return _along("softmax", Softmax, input, dim, dtype)
 

@@ -118,6 +118,11 @@ def scaled_dot_product_attention(
     A bool mask is True for visible keys; a floating point mask is added to the scores.  With `is_causal`, query i attends to keys 0 to i.
     The output of a query without visible keys is zero.  With `enable_gqa`, consecutive heads (axis -3) of the query use one head of key and value.
     Raises: ShapeError, DtypeError for arguments that do not match.
+
+    Examples:
+        >>> q = k = v = flow.randn(2, 4, 10, 8)  # batch, heads, positions, features
+        >>> nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).shape
+        jobflow.Size([2, 4, 10, 8])
     """
     if enable_gqa:
         key, value = _with_heads_of(query, key), _with_heads_of(query, value)

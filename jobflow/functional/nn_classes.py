@@ -119,6 +119,13 @@ def cross_entropy(
     The fraction `label_smoothing` of each label is distributed evenly over all classes.
     Raises: ArgumentError for a target that is neither a class nor `ignore_index`, or for a `label_smoothing` outside [0, 1].
     Probabilities with ignore_index >= 0 raise ArgumentError, too; other invalid arguments raise ShapeError, DtypeError or ConfigError.
+
+    Examples:
+        >>> scores, labels = flow.zeros(2, 4), flow.tensor([0, 3])
+        >>> nn.functional.cross_entropy(scores, labels)
+        tensor(1.3863, dtype=jobflow.float32)
+        >>> nn.CrossEntropyLoss()(scores, labels)
+        tensor(1.3863, dtype=jobflow.float32)
     """
     what = "cross_entropy"
     reduction = chosen_reduction(what, size_average, reduce, reduction)

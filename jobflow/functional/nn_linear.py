@@ -126,6 +126,11 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     `num_classes=-1` selects the largest index plus 1; then all ranks must call this function.
     Raises: ArgumentError for an index outside [0, num_classes), another num_classes < 1, or an empty tensor with `num_classes=-1`; DtypeError for
     indices that are not integers.
+
+    Examples:
+        >>> nn.functional.one_hot(flow.tensor([0, 2]), 3)
+        tensor([[1, 0, 0],
+                [0, 0, 1]], dtype=jobflow.int64)
     """
     if whole("one_hot", "num_classes", num_classes) == -1:
         values = value_of(tensor, "one_hot without num_classes")

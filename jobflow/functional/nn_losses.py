@@ -105,6 +105,13 @@ def mse_loss(
     `weight` multiplies the errors, and the mean is then divided by the sum of the weights.
     Operands of different shapes are broadcast, with a notice.
     Raises: ShapeError for shapes that do not broadcast together, or unless `weight` has the shape of the losses.
+
+    Examples:
+        >>> x, y = flow.tensor([1.0, 2.0]), flow.tensor([1.0, 4.0])
+        >>> nn.functional.mse_loss(x, y)
+        tensor(2., dtype=jobflow.float32)
+        >>> nn.MSELoss(reduction="none")(x, y)
+        tensor([0., 4.], dtype=jobflow.float32)
     """
     input, target = _alike("mse_loss", input, target, weight)
     return _weighted(ew.squared_difference(input, target), weight)

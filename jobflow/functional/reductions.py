@@ -97,7 +97,15 @@ def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Te
 
 
 def sum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """Return the sum over `dim`, by default over all axes.  Without `dtype`, the sum of integers or bool is int64."""
+    """Return the sum over `dim`, by default over all axes.  Without `dtype`, the sum of integers or bool is int64.
+
+    Examples:
+        >>> x = flow.tensor([[1, 2], [3, 4]])
+        >>> flow.sum(x)
+        tensor(10, dtype=jobflow.int64)
+        >>> x.sum(dim=0)
+        tensor([4, 6], dtype=jobflow.int64)
+    """
     return _reduced(ReduceSum, cast(x, dtype) if dtype else _counted(x), axes_of("sum", x, dim), keepdim)
 
 
@@ -105,6 +113,14 @@ def mean(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | No
     """Return the mean of the logical tensor over `dim`, by default over all axes.
 
     `dtype` converts x first.  Raises: DtypeError unless x is, or becomes, a floating point tensor.
+
+    Examples:
+        >>> x = flow.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> x.mean()
+        tensor(2.5000, dtype=jobflow.float32)
+        >>> x.mean(dim=1, keepdim=True)
+        tensor([[1.5000],
+                [3.5000]], dtype=jobflow.float32)
     """
     return _mean(_floats("mean", cast(x, dtype) if dtype else x), dim, keepdim)
 
@@ -175,6 +191,14 @@ def max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """Return the largest element of x, or (values, indices) of the largest elements along an axis `dim`.
 
     With a tensor `dim`, return the elementwise maximum of both tensors.  Raises: ShapeError for an empty tensor or axis.
+
+    Examples:
+        >>> x = flow.tensor([[1, 5], [4, 3]])
+        >>> flow.max(x)
+        tensor(5, dtype=jobflow.int64)
+        >>> values, indices = x.max(dim=1)
+        >>> indices
+        tensor([1, 0], dtype=jobflow.int64)
     """
     return arithmetic.maximum(x, dim) if isinstance(dim, Tensor) else _extreme("max", x, dim, keepdim, largest=True)
 
@@ -206,6 +230,10 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Return the int64 index of the largest element along an axis, or in the flattened tensor; the first of equal elements.
 
     Raises: ShapeError for an empty tensor or axis.
+
+    Examples:
+        >>> flow.argmax(flow.tensor([[1, 5], [4, 3]]), dim=1)
+        tensor([1, 0], dtype=jobflow.int64)
     """
     return _position("argmax", x, dim, keepdim, largest=True)
 

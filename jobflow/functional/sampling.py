@@ -107,6 +107,13 @@ def manual_seed(seed: int) -> Generator:
     """Set the seed of local and global random tensors, reset their counters, and return `default_generator`; all ranks must call this function.
 
     Raises: ArgumentError unless `seed` is an integer.
+
+    Examples:
+        >>> generator = flow.manual_seed(0)
+        >>> first = flow.rand(3)
+        >>> generator = flow.manual_seed(0)
+        >>> flow.equal(first, flow.rand(3))
+        True
     """
     _refuse_tracing("manual_seed")
     state().manual_seed(_checked_seed(seed))
@@ -211,7 +218,12 @@ def rand(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
 
 
 def randn(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
-    """Return samples of the normal distribution with mean 0 and standard deviation 1; arguments and errors are the same as in `rand`."""
+    """Return samples of the normal distribution with mean 0 and standard deviation 1; arguments and errors are the same as in `rand`.
+
+    Examples:
+        >>> flow.randn(2, 3).shape
+        jobflow.Size([2, 3])
+    """
     shape = shape_of("randn", sizes, options)
     return _sample(_floats(FactoryOptions("randn", options)), shape, generator, RandomNormal)
 

@@ -46,6 +46,11 @@ def save(
     every calling rank writes, and global tensors raise JobError.  PyTorch's options of pickles have no effect.
     Raises: CheckpointError, on all ranks, if writing fails; JobError for a global tensor without `global_dst_rank`; ArgumentError for
     objects that cannot be saved.
+
+    Examples:
+        >>> flow.save({"weight": flow.ones(2), "step": 3}, path)  # a directory
+        >>> flow.load(path)["step"]
+        3
     """
     refuse_tracing("save", "files cannot be written", "save outside")
     what = f"save at {user_line()}"
@@ -103,6 +108,11 @@ def load(
     as `map_location` broadcasts them to its ranks.  Without `global_src_rank`, every rank reads the files, and the tensors are local, or global
     and broadcast with the device of a global tensor as `map_location`.
     Raises: CheckpointError, on all ranks, for damaged data or a file that contains code; ArgumentError for other arguments.
+
+    Examples:
+        >>> flow.save({"weight": flow.ones(2)}, path)
+        >>> flow.load(path)["weight"]
+        tensor([1., 1.], dtype=jobflow.float32)
     """
     what = f"load at {user_line()}"
     if global_src_rank is not None and not isinstance(global_src_rank, int | np.integer) and map_location is None:

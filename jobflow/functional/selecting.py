@@ -325,6 +325,11 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
     """Return `input` where the condition is nonzero, else `other`, with broadcasting of all three arguments.
 
     `where(condition)` returns `nonzero(condition, as_tuple=True)`.
+
+    Examples:
+        >>> x = flow.tensor([-1.0, 2.0])
+        >>> flow.where(x > 0, x, 0.0)
+        tensor([0., 2.], dtype=jobflow.float32)
     """
     if input is None and other is None:
         return nonzero(condition, as_tuple=True)

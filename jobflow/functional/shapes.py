@@ -73,6 +73,11 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
     """Return the elements of x in another shape; one size may be -1.  The result is a view where possible.
 
     Raises: ShapeError if the number of elements differs.
+
+    Examples:
+        >>> flow.arange(6).reshape(2, -1)
+        tensor([[0, 1, 2],
+                [3, 4, 5]], dtype=jobflow.int64)
     """
     return run(Reshape(_filled("reshape", x, sizes(shape))), x)
 

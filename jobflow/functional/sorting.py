@@ -55,6 +55,11 @@ def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted
     """Return (values, indices) of the k largest elements along axis `dim`, or the k smallest with `largest=False`, the most extreme first.
 
     `dim` defaults to the last axis; indices are int64.  Raises: ShapeError for a k out of range.
+
+    Examples:
+        >>> values, indices = flow.tensor([3, 9, 5]).topk(2)
+        >>> values, indices
+        (tensor([9, 5], dtype=jobflow.int64), tensor([1, 2], dtype=jobflow.int64))
     """
     axis = axis_of("topk", -1 if dim is None else dim, x.ndim)
     result = Ordered(*run_several(TopK(axis, integer("topk", k), bool(largest)), x if x.ndim else reshape(x, 1)))
@@ -105,6 +110,10 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
     axes; other common axes are summed.  As in PyTorch, a sum over an axis of one operand widens integers to int64, like `sum`, and products
     keep the type of their operands.
     Raises: ShapeError for an equation that does not match the operands, DtypeError unless the equation is a string; ArgumentError for other lists.
+
+    Examples:
+        >>> flow.einsum("bij,bjk->bik", flow.ones(2, 3, 4), flow.ones(2, 4, 5)).shape
+        jobflow.Size([2, 3, 5])
     """
     if is_tensor(equation) and operands:
         equation, operands = _from_lists((equation, *operands))

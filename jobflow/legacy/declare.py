@@ -31,6 +31,15 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
 
     Raises: JobError for another type or `function_config`, unsupported annotations, and a function that is already a job. Also raised for use
     without call parentheses, or in the body of a job.
+
+    Examples:
+        >>> import jobflow.typing as tp
+        >>> @flow.global_function()
+        ... def double(x: tp.Numpy.Placeholder((3,))) -> tp.Numpy:
+        ...     return x * 2
+        ...
+        >>> double(np.float32([1, 2, 3]))
+        array([2., 4., 6.], dtype=float32)
     """
     where = user_line()
     if scope.current().interpreter is not None:

@@ -62,6 +62,15 @@ def dense(
 
     Weight and bias are zeros by default. `model_distribute` is broadcast(), auto() or split(0). With split(0) the units are split over
     the devices, and inputs must be a matrix.
+
+    Examples:
+        >>> import jobflow.typing as tp
+        >>> @flow.global_function()
+        ... def scores(x: tp.Numpy.Placeholder((8, 4))) -> tp.Numpy:
+        ...     return flow.layers.dense(x, 10, activation=flow.nn.relu, name="scores")
+        ...
+        >>> scores(np.zeros((8, 4), np.float32)).shape
+        (8, 10)
     """
     shape = inputs.tensor_type.shape
     _check_dense(name, shape, model_distribute)

@@ -72,6 +72,16 @@ def get_variable(
 
     Raises: DuplicateNameError if `reuse` is False and this job already uses the name; ConfigError without an initializer. Another shape or layout of
     the same variable raises ShapeError or SbpError.
+
+    Examples:
+        >>> import jobflow.typing as tp
+        >>> @flow.global_function()
+        ... def bias(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
+        ...     zeros = flow.zeros_initializer()
+        ...     return x + flow.get_variable("bias", (2,), initializer=zeros)
+        ...
+        >>> bias(np.float32([1, 2]))
+        array([1., 2.], dtype=float32)
     """
     job = current_job(f"get_variable({name!r})")
     full = scope.current().full_name(name)

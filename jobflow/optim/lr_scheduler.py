@@ -70,7 +70,16 @@ class MultiplicativeLR(LRScheduler):
 
 
 class StepLR(LRScheduler):
-    """Step decay: the initial rate times gamma^(t // step_size) after t steps."""
+    """Step decay: the initial rate times gamma^(t // step_size) after t steps.
+
+    Examples:
+        >>> optimizer = flow.optim.SGD([nn.Parameter(flow.ones(1))], lr=0.1)
+        >>> schedule = flow.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        >>> optimizer.step()
+        >>> schedule.step()
+        >>> schedule.get_last_lr()
+        [0.05]
+    """
 
     relative = True
 
@@ -211,6 +220,14 @@ class CosineAnnealingLR(LRScheduler):
     """Cosine annealing without restarts (Loshchilov and Hutter 2017) from the initial rate `base` to `eta_min` after `T_max` steps.
 
     The rate is eta_min + (base - eta_min) * (1 + cos(pi * t / T_max)) / 2 after t steps.  After more than `T_max` steps, the rate rises again.
+
+    Examples:
+        >>> optimizer = flow.optim.SGD([nn.Parameter(flow.ones(1))], lr=0.1)
+        >>> schedule = flow.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2)
+        >>> optimizer.step()
+        >>> schedule.step()
+        >>> [round(rate, 3) for rate in schedule.get_last_lr()]
+        [0.05]
     """
 
     relative = True

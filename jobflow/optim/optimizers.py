@@ -25,7 +25,16 @@ __all__ = ["LAMB", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "RMSprop"]
 
 @options
 class SGD(OptionsOptimizer):
-    """Stochastic gradient descent with optional momentum, Nesterov momentum and weight decay."""
+    """Stochastic gradient descent with optional momentum, Nesterov momentum and weight decay.
+
+    Examples:
+        >>> w = nn.Parameter(flow.ones(1))
+        >>> optimizer = flow.optim.SGD([w], lr=0.1, momentum=0.9)
+        >>> (w * w).sum().backward()
+        >>> optimizer.step()
+        >>> w.item()
+        0.800000011920929
+    """
 
     saves_steps: ClassVar[bool] = False
     lr: float = 0.001
@@ -51,7 +60,15 @@ class SGD(OptionsOptimizer):
 
 @options
 class Adam(OptionsOptimizer):
-    """Adam (Kingma and Ba 2015); weight decay is added to the gradient."""
+    """Adam (Kingma and Ba 2015); weight decay is added to the gradient.
+
+    Examples:
+        >>> model = nn.Linear(4, 1)
+        >>> optimizer = flow.optim.Adam(model.parameters(), lr=0.01)
+        >>> model(flow.ones(8, 4)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
+    """
 
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
@@ -70,7 +87,15 @@ class Adam(OptionsOptimizer):
 
 @options
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+
+    Examples:
+        >>> model = nn.Linear(4, 1)
+        >>> groups = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
+        >>> optimizer = flow.optim.AdamW(groups, lr=0.01, weight_decay=0.05)
+        >>> model(flow.ones(8, 4)).sum().backward()
+        >>> optimizer.step()
+    """
 
     weight_decay: float = 0.01
     _: KW_ONLY

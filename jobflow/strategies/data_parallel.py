@@ -38,6 +38,17 @@ class data_parallel(Strategy):
 
     Each rank and step communicates 2 psi (n-1)/n bytes for the all_reduce of the gradients.  Here psi is the size of all gradients in bytes,
     and n is the number of ranks.
+
+    Examples:
+        >>> import jobflow.typing as tp
+        >>> config = flow.function_config()
+        >>> config.strategy(flow.strategies.data_parallel())
+        >>> @flow.global_function(function_config=config)
+        ... def scores(x: tp.Numpy.Placeholder((8, 4))) -> tp.Numpy:
+        ...     return flow.layers.dense(x, 10, name="scores")
+        ...
+        >>> scores(np.zeros((8, 4), np.float32)).shape
+        (8, 10)
     """
 
     size: int | None = None

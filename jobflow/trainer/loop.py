@@ -70,6 +70,12 @@ def train(
     `resume` replaces checkpoint.resume: "auto", "never" or the path of a checkpoint.  `time_limit` is in seconds from the start of this process; an
     earlier end of a Slurm or PBS allocation takes precedence.  `callbacks` follow those of the configuration; rank 0 calls them.
     Raises: ConfigErrors before the start; ConfigError if the run cannot resume from its checkpoint; errors of the training itself.
+
+    Examples:
+        >>> from jobflow.trainer import train
+        >>> run = train("run.yaml")  # two steps
+        >>> run.step
+        2
     """
     loaded = load(loaded) if isinstance(loaded, str | Path) else loaded
     if loaded.config.sweep is not None:

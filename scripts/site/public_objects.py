@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import griffe
-from public_names import Name, is_member, names
+from public_names import Name, is_member, module_of, names
 
 import jobflow
 
@@ -42,8 +42,22 @@ def value_of(path: str) -> Any:
     return value
 
 
+def of_tensors(name: Name) -> Name | None:
+    """Return the function of tensors that shares its name with a job function, or None."""
+    shared = name.parent == "jobflow" and module_of(name.path) == "jobflow.legacy.shared_names"
+    return names().get(f"jobflow.functional.{name.word}") if shared else None
+
+
 def docstring(name: Name) -> str:
     """Return the docstring of a public object, without those that Python and base classes provide."""
+    own, tensors = _docstring(name), of_tensors(name)
+    if tensors is None:
+        return own
+    text, heading, examples = _docstring(tensors).partition("\n\nExamples:\n")
+    return f"{text}\n\nIn the body of a job: `{call(name)}`. {own}{heading}{examples}"
+
+
+def _docstring(name: Name) -> str:
     value = value_of(name.path)
     if not (inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value) or isinstance(value, property)):
         return ""
@@ -147,7 +161,7 @@ def as_object(name: Name) -> griffe.Object:
         return result
     if name.signature is None and isinstance(value_of(name.path), property):
         return griffe.Attribute(name.word, docstring=text)
-    return griffe.Function(name.word, parameters=parameters(name.signature), docstring=text)
+    return griffe.Function(name.word, parameters=parameters((of_tensors(name) or name).signature), docstring=text)
 
 
 class PublicObjects(griffe.Extension):

@@ -20,6 +20,8 @@ import jobflow as flow
 from jobflow import nn
 ```
 
+In examples, `path` is a path that does not exist yet, and `run.yaml` is a small [configuration](../configuration.md).
+
 | page | content |
 |---|---|
 """

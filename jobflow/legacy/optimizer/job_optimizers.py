@@ -226,7 +226,20 @@ class Descent(Options):
 
 @dataclass(frozen=True)
 class SGD(Single, Descent):
-    """Stochastic gradient descent: w' = w - lr g; with momentum v' = momentum v - lr g and w' = w + v'.  Slot: momentum."""
+    """Stochastic gradient descent: w' = w - lr g; with momentum v' = momentum v - lr g and w' = w + v'.  Slot: momentum.
+
+    Examples:
+        >>> import jobflow.typing as tp
+        >>> @flow.global_function(type="train")
+        ... def step(x: tp.Numpy.Placeholder((8, 4))) -> tp.Numpy:
+        ...     loss = flow.math.square(flow.layers.dense(x, 1, name="fc"))
+        ...     rates = flow.optimizer.PiecewiseConstantScheduler([], [0.1])
+        ...     flow.optimizer.SGD(rates, momentum=0.9).minimize(loss)
+        ...     return loss
+        ...
+        >>> step(np.ones((8, 4), np.float32)).shape
+        (8, 1)
+    """
 
 
 @dataclass(frozen=True)

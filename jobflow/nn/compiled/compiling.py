@@ -263,6 +263,22 @@ def compile(
     `backend`, `mode` and `options` are accepted as in PyTorch, and have no effect.
     Without `model`, `compile` returns a decorator.
     Raises: ArgumentError for a `model` that is not callable, or for a value of an option that PyTorch rejects, too.
+
+    Examples:
+        >>> model = nn.Linear(4, 1)
+        >>> optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+        >>> @flow.compile
+        ... def step(x, y):
+        ...     loss = nn.functional.mse_loss(model(x), y)
+        ...     optimizer.zero_grad()
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     return loss
+        ...
+        >>> x, y = flow.ones(8, 4), flow.ones(8, 1)
+        >>> losses = [step(x, y).item() for _ in range(5)]
+        >>> losses[4] < losses[0]
+        True
     """
     where = user_line()
     _check_options(where, dynamic=dynamic, backend=backend, mode=mode, options=options)

@@ -107,6 +107,17 @@ class Graph:
 
     Subclasses define `build`. Modules that are assigned to attributes become `ProxyModule`s. Inputs of other shapes are traced and compiled again;
     all programs of a graph share parameters, optimizers and random numbers. All ranks must create and call the same graphs.
+
+    Examples:
+        >>> class Step(nn.Graph):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.model = nn.Linear(4, 1)
+        ...     def build(self, x):
+        ...         return self.model(x)
+        ...
+        >>> Step()(flow.ones(2, 4)).shape
+        jobflow.Size([2, 1])
     """
 
     config: GraphConfig

@@ -28,6 +28,13 @@ class MultiheadAttention(Module):
     `batch_first`, or [length, features]. `kdim` and `vdim` are the features of key and value, by default `embed_dim`.
     `add_bias_kv` appends a learned key and value, and `add_zero_attn` a key and value of zeros.
     Raises: ArgumentError unless `num_heads` divides `embed_dim`.
+
+    Examples:
+        >>> layer = nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> x = flow.randn(2, 10, 32)
+        >>> output, weights = layer(x, x, x)
+        >>> output.shape, weights.shape
+        (jobflow.Size([2, 10, 32]), jobflow.Size([2, 10, 10]))
     """
 
     def __init__(

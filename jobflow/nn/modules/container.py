@@ -129,6 +129,11 @@ class Sequential(_ListedModules):
     """A sequence of modules, each applied to the output of the previous one.
 
     Pass the modules as arguments, as in Sequential(a, b, c), or as an OrderedDict of names and modules.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> model(flow.randn(5, 4)).shape
+        jobflow.Size([5, 2])
     """
 
     def __init__(self, *modules: Any) -> None:
@@ -150,7 +155,13 @@ class Sequential(_ListedModules):
 
 
 class ModuleList(_ListedModules):
-    """A list of modules, which are submodules with the names "0", "1" and so on; it has no forward method."""
+    """A list of modules, which are submodules with the names "0", "1" and so on; it has no forward method.
+
+    Examples:
+        >>> layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        >>> len(list(layers.parameters()))
+        6
+    """
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()

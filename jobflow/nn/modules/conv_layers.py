@@ -103,7 +103,13 @@ class Conv1d(_Convolution, spatial=1, function=F.conv1d):
 
 
 class Conv2d(_Convolution, spatial=2, function=F.conv2d):
-    """Convolution of [n, in, h, w] with weights [out, in / groups, kh, kw]; `padding` may be "same" or "valid"."""
+    """Convolution of [n, in, h, w] with weights [out, in / groups, kh, kw]; `padding` may be "same" or "valid".
+
+    Examples:
+        >>> layer = nn.Conv2d(3, 16, kernel_size=3, padding="same")
+        >>> layer(flow.randn(8, 3, 32, 32)).shape
+        jobflow.Size([8, 16, 32, 32])
+    """
 
 
 class Conv3d(_Convolution, spatial=3, function=F.conv3d):

@@ -93,6 +93,11 @@ class Embedding(_Table):
 
     The row `padding_idx` is initialized to zero and receives no gradient. The rows may be split over ranks; each rank looks up the rows that it
     stores. `nn.functional.embedding` describes the other arguments. Raises: ArgumentError for a `padding_idx` out of range.
+
+    Examples:
+        >>> table = nn.Embedding(1000, 32)
+        >>> table(flow.tensor([[1, 2], [3, 4]])).shape
+        jobflow.Size([2, 2, 32])
     """
 
     def __init__(

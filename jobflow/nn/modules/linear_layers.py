@@ -36,7 +36,13 @@ class Identity(Module):
 
 
 class Linear(Module):
-    """A linear map y = x weight^T + bias; weight is [out_features, in_features]."""
+    """A linear map y = x weight^T + bias; weight is [out_features, in_features].
+
+    Examples:
+        >>> layer = nn.Linear(20, 30)
+        >>> layer(flow.randn(128, 20)).shape
+        jobflow.Size([128, 30])
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
@@ -88,6 +94,11 @@ class Dropout(WithOptions, function=F.dropout):
     """Dropout in training: each element is set to 0 with probability p, and the other elements are divided by 1 - p.
 
     In evaluation mode, the input is unchanged. The mask is the same in every layout.  Raises: ArgumentError for p outside [0, 1].
+
+    Examples:
+        >>> layer = nn.Dropout(0.5).eval()  # in evaluation, the input
+        >>> layer(flow.ones(3))
+        tensor([1., 1., 1.], dtype=jobflow.float32)
     """
 
     p: float = 0.5
@@ -121,7 +132,12 @@ class FeatureAlphaDropout(Dropout, function=noise.feature_alpha_dropout): ...
 
 
 class Flatten(OfOne, function=flatten):
-    """A module that merges the axes from `start_dim` to `end_dim`, both included; by default, all axes after the first."""
+    """A module that merges the axes from `start_dim` to `end_dim`, both included; by default, all axes after the first.
+
+    Examples:
+        >>> nn.Flatten()(flow.randn(8, 16, 4, 4)).shape
+        jobflow.Size([8, 256])
+    """
 
     start_dim: int = 1
     end_dim: int = -1

@@ -35,6 +35,14 @@ class Module:
 
     Subclasses create parameters and submodules in `__init__`, after `super().__init__()`, and define the computation in `forward`. Parameters and
     modules in attributes are included by name in `parameters()`, `state_dict()`, `to_global()` and similar methods.
+
+    Examples:
+        >>> class Double(nn.Module):
+        ...     def forward(self, x):
+        ...         return x * 2
+        ...
+        >>> Double()(flow.ones(2))
+        tensor([2., 2.], dtype=jobflow.float32)
     """
 
     training: bool
@@ -52,17 +60,8 @@ class Module:
         return getattr(import_module(functions), cls.__name__)(*inputs, **named)
 
     def __init__(self) -> None:
-        vars(self).update(
-            training=True,
-            _parameters={},
-            _buffers={},
-            _modules={},
-            _passing=set(),
-            _before=OrderedDict(),
-            _after=OrderedDict(),
-            _back_before=OrderedDict(),
-            _back_after=OrderedDict(),
-        )
+        vars(self).update(training=True, _parameters={}, _buffers={}, _modules={}, _passing=set())
+        vars(self).update(_before=OrderedDict(), _after=OrderedDict(), _back_before=OrderedDict(), _back_after=OrderedDict())
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return the output of the module. Subclasses must define this method."""

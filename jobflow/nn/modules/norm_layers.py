@@ -96,7 +96,13 @@ class BatchNorm1d(_BatchNorm, ndims=(2, 3)):
 
 
 class BatchNorm2d(_BatchNorm, ndims=(4,)):
-    """Batch normalization of [n, c, h, w]; see BatchNorm1d."""
+    """Batch normalization of [n, c, h, w]; see BatchNorm1d.
+
+    Examples:
+        >>> layer = nn.BatchNorm2d(16)
+        >>> layer(flow.randn(8, 16, 32, 32)).mean().abs() < 1e-4
+        tensor(True, dtype=jobflow.bool)
+    """
 
 
 class BatchNorm3d(_BatchNorm, ndims=(5,)):
@@ -182,7 +188,12 @@ class GroupNorm(Module):
 
 
 class LayerNorm(Module):
-    """Normalization of the last axes, of shape `normalized_shape`, to mean 0 and variance 1, times weight plus bias (Ba et al. 2016)."""
+    """Normalization of the last axes, of shape `normalized_shape`, to mean 0 and variance 1, times weight plus bias (Ba et al. 2016).
+
+    Examples:
+        >>> nn.LayerNorm(64)(flow.randn(8, 10, 64)).shape
+        jobflow.Size([8, 10, 64])
+    """
 
     def __init__(
         self,

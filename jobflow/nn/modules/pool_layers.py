@@ -48,7 +48,12 @@ class MaxPool1d(_MaxPool, function=F.max_pool1d):
 
 
 class MaxPool2d(_MaxPool, function=F.max_pool2d):
-    """The maximum of each window of [n, c, h, w]; the stride is `kernel_size` by default."""
+    """The maximum of each window of [n, c, h, w]; the stride is `kernel_size` by default.
+
+    Examples:
+        >>> nn.MaxPool2d(2)(flow.randn(8, 16, 32, 32)).shape
+        jobflow.Size([8, 16, 16, 16])
+    """
 
 
 class MaxPool3d(_MaxPool, function=F.max_pool3d):

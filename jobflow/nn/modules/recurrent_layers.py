@@ -246,6 +246,12 @@ class LSTM(RNNBase):
     """A long short-term memory (Hochreiter and Schmidhuber 1997); see `RNNBase`.
 
     The states are a pair (h, c).  Weights have the gates i, f, g, o in this order.  With `proj_size`, h is projected to this size.
+
+    Examples:
+        >>> layer = nn.LSTM(8, 16, num_layers=2, batch_first=True)
+        >>> output, (h, c) = layer(flow.randn(4, 10, 8))
+        >>> output.shape, h.shape
+        (jobflow.Size([4, 10, 16]), jobflow.Size([2, 4, 16]))
     """
 
     def __init__(

@@ -60,6 +60,12 @@ def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_out
     With `look_outside`, import the builder, check the arguments of builder and readers, and require the files of readers to exist.
     The folder of the file and the current folder become importable.
     Raises: ConfigErrors with all problems.
+
+    Examples:
+        >>> from jobflow.trainer.config import load
+        >>> loaded = load("run.yaml", ["optimizer.lr=0.1"])
+        >>> loaded.config.optimizer.lr
+        0.1
     """
     problems = Problems()
     files = Files(problems)

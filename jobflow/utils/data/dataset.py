@@ -60,6 +60,12 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
     """A dataset of rows of tensors; sample i is the tuple of row i of each tensor.
 
     Raises: ArgumentError without tensors, for other objects, for a tensor without axes, or for different numbers of rows.
+
+    Examples:
+        >>> data = flow.utils.data.TensorDataset(flow.zeros(10, 3), flow.arange(10))
+        >>> x, y = data[4]
+        >>> x.shape, y
+        (jobflow.Size([3]), tensor(4, dtype=jobflow.int64))
     """
 
     def __init__(self, *tensors: Tensor) -> None:

@@ -36,6 +36,16 @@ class DataLoader:
     The workers share the memory of the program, so `pin_memory`, `pin_memory_device`, `persistent_workers` and `multiprocessing_context` have no
     effect; batches are always `in_order`.
     Raises: ArgumentError for arguments that contradict each other or are out of range, and for an object that is not a dataset.
+
+    Examples:
+        >>> from jobflow.utils.data import DataLoader, TensorDataset
+        >>> data = TensorDataset(flow.randn(10, 3), flow.arange(10))
+        >>> for x, y in DataLoader(data, batch_size=4, shuffle=True):
+        ...     print(x.shape)
+        ...
+        jobflow.Size([4, 3])
+        jobflow.Size([4, 3])
+        jobflow.Size([2, 3])
     """
 
     def __init__(

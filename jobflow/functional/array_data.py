@@ -1,0 +1,62 @@
+"""Arrays of the data that programs pass to `tensor`, `as_tensor` and similar functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import DtypeError, JobError, JobflowError, ShapeError, user_line
+from jobflow.core.types import Array, DType, dtype_of
+from jobflow.functional.promotion import check_numbers
+from jobflow.functional.typed import Tensor
+from jobflow.tensors.constant_values import depends_on_run
+
+
+def array_of(what: str, data: Any) -> Array:
+    """Return a copy of the data as an array of a supported element type; Python floats become float64.
+
+    Raises: ShapeError for nested lists of unequal lengths, DtypeError for an unsupported element type.
+    """
+    check_numbers(what, data)
+    try:
+        array = np.array(_tensors_as_arrays(what, data))
+    except ValueError as error:
+        if isinstance(error, JobflowError):
+            raise
+        raise ShapeError(f"{what} at {user_line()}: nested lists have different lengths ({error}); pass lists of equal length") from None
+    try:
+        dtype_of(array.dtype)
+    except (KeyError, TypeError):
+        raise DtypeError(
+            f"{what} at {user_line()}: NumPy converts the data to {array.dtype}, which is not an element type of jobflow; cast the data first"
+        ) from None
+    return array
+
+
+def _tensors_as_arrays(what: str, data: Any) -> Any:
+    """Return `data` with the tensors in its nested lists replaced by arrays; raise JobError for a traced tensor."""
+    if isinstance(data, Tensor):
+        if depends_on_run(data):
+            raise JobError(
+                f"{what} at {user_line()}: the data contain a tensor {data.tensor_type}, which has no values during tracing; join tensors "
+                f"with flow.stack or flow.cat"
+            )
+        return data.numpy()
+    if isinstance(data, list | tuple) and any(isinstance(each, Tensor | list | tuple) for each in data):
+        return [_tensors_as_arrays(what, each) for each in data]
+    return data
+
+
+def check_span(what: str, array: Array, dtype: DType) -> None:
+    """Raise DtypeError if `array`, the Python numbers of the user, exceeds the range of the integer type `dtype`.
+
+    An unsigned type accepts negative numbers, which wrap around.
+    """
+    low, high = dtype.span
+    low = low or -high
+    outside = array[~((np.trunc(array) >= low) & (array < high + 1))]
+    if outside.size:
+        raise DtypeError(
+            f"{what} at {user_line()}: {outside.item(0)} is out of range for {dtype.name}, {int(dtype.span[0])} to {int(high)}; pass a larger dtype"
+        )
