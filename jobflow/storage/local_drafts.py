@@ -1,7 +1,7 @@
 """The temporary directory of a checkpoint, its rename to the target, and the removal of abandoned directories.
 
-    .<target>.saving.<host>.<pid>-<start>.<random>      a checkpoint during its write or its removal
-    .<target>.replaced.<host>.<pid>-<start>.<random>    a checkpoint during its replacement, if the system cannot exchange names
+    .<target>.saving.<machine>.<pid>-<start>.<random>      a checkpoint during its write or its removal
+    .<target>.replaced.<machine>.<pid>-<start>.<random>    a checkpoint during its replacement, if the system cannot exchange names
 
 <pid> is the process of rank 0, which publishes; <start> is its start time, because process numbers are reused. The next process that saves or lists
 checkpoints in the directory removes the leftovers of dead processes.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -21,7 +20,7 @@ from jobflow.core.errors import CheckpointError
 from jobflow.core.notices import notice
 from jobflow.storage import manifest
 from jobflow.storage.file_system import Files, files_of
-from jobflow.storage.owner import host, is_alive, start_of
+from jobflow.storage.owner import file_time, is_alive, machine, start_of
 
 #: The empty file that marks a complete snapshot for tools of the legacy system.
 DONE = "snapshot_done"
@@ -29,7 +28,7 @@ DONE = "snapshot_done"
 PART = "part-"
 #: Seconds without a change after which a draft of another machine counts as abandoned.
 STALE = 24 * 3600.0
-_UNFINISHED = re.compile(r"\.(?P<target>.+)\.(?P<what>saving|replaced)\.(?P<host>[^/]+)\.(?P<pid>\d+)(-(?P<start>\d+))?\.[0-9a-f]+")
+_UNFINISHED = re.compile(r"\.(?P<target>.+)\.(?P<what>saving|replaced)\.(?P<machine>[^/]+)\.(?P<pid>\d+)(-(?P<start>\d+))?\.[0-9a-f]+")
 #: drafts that this process failed to remove
 _abandoned: set[Path] = set()
 
@@ -37,7 +36,7 @@ _abandoned: set[Path] = set()
 def temporary_path(target: Path) -> Path:
     """Return an unused path next to `target` for a draft of this process."""
     pid = os.getpid()
-    return target.parent / f".{target.name}.saving.{host()}.{pid}-{start_of(pid)}.{uuid4().hex[:12]}"
+    return target.parent / f".{target.name}.saving.{machine()}.{pid}-{start_of(pid)}.{uuid4().hex[:12]}"
 
 
 @dataclass(frozen=True)
@@ -181,8 +180,8 @@ def _clear(entry: Path, left: re.Match[str], files: Files) -> None:
 
 
 def _in_use(left: re.Match[str], entry: Path) -> bool:
-    if left["host"] == host():
+    if left["machine"] == machine():
         return is_alive(int(left["pid"]), left["start"])
     with suppress(OSError):
-        return time.time() - max(path.stat().st_mtime for path in (entry, *(entry.iterdir() if entry.is_dir() else ()))) < STALE
+        return file_time(entry.parent) - max(path.stat().st_mtime for path in (entry, *(entry.iterdir() if entry.is_dir() else ()))) < STALE
     return True

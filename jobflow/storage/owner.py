@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
+import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,9 @@ from typing import Any
 from jobflow.core.dataclass import dataclass
 from jobflow.runtime.world.service.members import node_name
 from jobflow.storage.untrusted import whole
+
+#: the namespace of process ids outside of containers
+INITIAL_SPACE = "pid:[4026531836]"
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,29 @@ def _status(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:20]
     except OSError:
         return ["?", "0"]
+
+
+@cache
+def machine() -> str:
+    """Return a name of this machine and container in which process ids are unique, for file names.
+
+    Several machines or containers that share a directory may have one host name.
+    """
+    space = ""
+    with suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    if space in ("", INITIAL_SPACE):  # stays the same when the machine is started again
+        with suppress(OSError):
+            space = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
+    else:
+        space = node_name()
+    return f"{host()}-{hashlib.blake2b(space.encode(), digest_size=4).hexdigest()}"
+
+
+def file_time(folder: Path) -> float:
+    """Return the current time of a file system, which may differ from the clock of this machine."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".time.") as file:
+        return os.stat(file.name).st_mtime
 
 
 @cache

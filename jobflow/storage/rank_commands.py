@@ -6,10 +6,14 @@ and private memory only, and do not communicate with other ranks.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jobflow.core.dataclass import dataclass
@@ -34,6 +38,8 @@ T = TypeVar("T")
 TASK, _STAGED = "saving", "loading"
 #: seconds between polls for a failure of rank 0
 _POLL = 1.0
+#: seconds within which a network file system shows a new directory on all nodes
+_SHOWN = 5.0
 
 
 def attempted(what: Callable[[], T], why: str = "") -> T | CheckpointError:
@@ -62,6 +68,23 @@ class Prepare:
     def __call__(self, rank: Rank, _: Any) -> drafts.Draft | CheckpointError | None:
         why = f"checkpoint {self.target} could not be saved, and nothing was changed: "
         return attempted(lambda: drafts.begin(self.target, self.replace, files_of(0)), why) if rank.index == 0 else None
+
+
+@dataclass(frozen=True)
+class Sees:
+    """A command that returns True if a path exists on the node of the rank, within the time that a network file system may need to show it."""
+
+    path: Path
+
+    def __call__(self, rank: Rank, _: Any) -> bool:
+        deadline = time.monotonic() + _SHOWN
+        while not self.path.exists():
+            if time.monotonic() > deadline:
+                return False
+            with suppress(OSError):
+                os.listdir(self.path.parent)  # lets the file system forget that the name was missing
+            time.sleep(0.1)
+        return True
 
 
 @dataclass(frozen=True)

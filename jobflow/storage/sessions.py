@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
@@ -28,6 +29,7 @@ from jobflow.core.types import Array, TensorType
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Variable
 from jobflow.runtime.world import launched as launch
+from jobflow.runtime.world.node_map import NodeMap
 from jobflow.runtime.world.world import World
 from jobflow.storage import drafts, safetensors
 from jobflow.storage import rank_commands as ranks
@@ -153,6 +155,9 @@ def save(
     draft: Draft | CheckpointError = world.call(ranks.Prepare(target, replace))[0]
     if isinstance(draft, CheckpointError):
         raise CheckpointError(f"{draft}{where}")
+    if isinstance(draft.folder, Path) and (reason := unseen(world, draft.folder)):
+        world.call(ranks.Discard(draft))
+        raise CheckpointError(f"checkpoint {target} could not be saved, and nothing was changed: {reason}{where}")
     boxes = assign_boxes(session.variables, world.size)
     types = {name: (variable.type.shape, variable.type.dtype.numpy.name) for name, variable in session.variables.items()}
     publication = ranks.Publication(types, whole, [rank for rank, own in enumerate(boxes) if own], limit, then)
@@ -187,6 +192,18 @@ def _shared_path(path: Where, world: World, what: str) -> AnyPath:
             f"pass a directory that all processes share, or a store such as s3://bucket/name"
         )
     return location
+
+
+def unseen(world: World, path: Path) -> str:
+    """Return the reason that some nodes do not see a path that rank 0 has created; "" if all do.  Collective."""
+    places = world.map
+    if places.count == 1:
+        return ""
+    lacking = [rank for rank, sees in enumerate(world.call(ranks.Sees(path))) if not sees]
+    nodes = ", ".join(places.node_text(first) for first in dict.fromkeys(places.nodes[rank] for rank in lacking))
+    if not nodes:
+        return ""
+    return f"{places.node_text(0)} has created {path}, but {nodes} does not see it; use a directory that all nodes share, or a store such as s3://"
 
 
 def described(session: Session) -> dict[str, Any]:
@@ -282,7 +299,7 @@ def load(
     chosen = _chosen(own, contents.types, names, strict, here)
     runs = _runs(contents.extra, here)
     failures: list[CheckpointError | None] = world.call(ranks.Stage(source, contents.digest, chosen))
-    failed = _first(failures)
+    failed = _first(failures, world.map)
     world.call(ranks.Apply(failed is None))
     session.changed(chosen)
     session.loaded.update(chosen)
@@ -295,11 +312,15 @@ def load(
     return dict(contents.extra)
 
 
-def _first(failures: Sequence[CheckpointError | None]) -> CheckpointError | None:
-    """Return the error to report: a ReplacedError of any rank, else the error of the lowest rank; None without an error."""
+def _first(failures: Sequence[CheckpointError | None], places: NodeMap) -> CheckpointError | None:
+    """Return the error to report: a ReplacedError of any rank, else the error of the lowest rank of each node; None without an error."""
     failed = [(rank, error) for rank, error in enumerate(failures) if error is not None]
-    rank, error = next((one for one in failed if isinstance(one[1], ReplacedError)), failed[0]) if failed else (0, None)
-    return error if error is None or len(failures) == 1 else type(error)(f"rank {rank}: {error}")
+    if not failed or len(failures) == 1:
+        return failed[0][1] if failed else None
+    replaced = [one for one in failed if isinstance(one[1], ReplacedError)][:1]
+    of_nodes = {places.nodes[rank]: (rank, error) for rank, error in reversed(replaced or failed)}
+    lines = [f"{places.rank_text(rank)}: {error}" for rank, error in sorted(of_nodes.values(), key=lambda one: one[0])]
+    return type((replaced or failed)[0][1])("\n".join(lines))
 
 
 def _chosen(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 from jobflow.core.errors import ConfigError
 from jobflow.engine.session import Session
-from jobflow.storage import drafts
+from jobflow.storage import drafts, sessions
+from jobflow.storage.owner import file_time
 from jobflow.storage.remote import AnyPath, RemotePath, is_remote
 from jobflow.storage.series import Series
 from jobflow.trainer.config import Loaded
@@ -49,6 +50,18 @@ def distinct(folders: Sequence[Path]) -> list[Path]:
     return [folder for folder in once if not any(other != folder and folder.is_relative_to(other) for other in once)]
 
 
+def _check_shared(session: Session, origin: object, path: Path) -> None:
+    """Raise ConfigError unless all nodes see the directory of the checkpoints."""
+    probe = together(session, lambda: path.resolve() / f".shared.{uuid4().hex}")
+    try:
+        together(session, partial(without_failure, probe.touch, path))
+        if reason := sessions.unseen(session.start(), probe):
+            raise ConfigError(f"{origin}: checkpoint.directory: {reason}")
+    finally:
+        if session.writes_files:
+            probe.unlink(missing_ok=True)
+
+
 @contextmanager
 def only_one(session: Session, loaded: Loaded, series: Series) -> Iterator[None]:
     """Lock the output and checkpoint directories against other trainings."""
@@ -59,6 +72,8 @@ def only_one(session: Session, loaded: Loaded, series: Series) -> Iterator[None]
     places: dict[str, AnyPath] = {"output": Path(loaded.config.output), "checkpoint.directory": series.directory}
     for key, path in places.items():
         together(session, partial(make_directory, key, loaded.origin(key), path))
+    if isinstance(series.directory, Path):
+        _check_shared(session, loaded.origin("checkpoint.directory"), series.directory)
     output, *saved = (path.resolve() for path in places.values() if isinstance(path, Path))
     own: list[AnyPath] = [*distinct([output, *saved]), *(path for path in places.values() if isinstance(path, RemotePath))]
     held: list[Lock] = []
@@ -69,7 +84,7 @@ def only_one(session: Session, loaded: Loaded, series: Series) -> Iterator[None]
         # a run may save in the output directory of another one, or vice versa
         for folder in {output, *saved, *(path.parent for path in saved)} - set(own):
             other = lock_of(folder)
-            together(session, partial(without_failure, partial(other.check, time.time()), other.path))
+            together(session, partial(without_failure, lambda other=other: other.check(file_time(output)), other.path))
         yield
     finally:
         for lock in held if session.writes_files else ():

@@ -47,7 +47,7 @@ from jobflow.trainer.loggers import loggers, recorder
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
 from jobflow.trainer.parameter_groups import groups_text
-from jobflow.trainer.resume import Progress, check_alike, check_configurations, chosen, follow, read, series_of, set_aside_behind, together
+from jobflow.trainer.resume import Progress, check_alike, check_configurations, chosen, follow, read, sampled, series_of, set_aside_behind, together
 from jobflow.trainer.set_metrics.configured_metrics import PREFIX
 from jobflow.trainer.set_metrics.epochs import Epochs
 from jobflow.trainer.start_from import start
@@ -340,8 +340,10 @@ class Loop:
     def _check_alike(self) -> None:
         """Raise ConfigError unless all ranks have the same configuration and samples with equal fingerprints."""
         check_configurations(self.session, self.loaded)
-        prints = {f"data.{place}": samples.fingerprint for place, samples in self.jobs.samples.items() if isinstance(samples, Samples)}
-        check_alike(self.session, prints)
+        read = {f"data.{place}": samples for place, samples in self.jobs.samples.items() if isinstance(samples, Samples)}
+        check_alike(self.session, {name: samples.fingerprint for name, samples in read.items()})
+        if self.session.start().map.count > 1:
+            check_alike(self.session, {name: sampled(samples) for name, samples in read.items()})
 
     def _resume(self, resume: str) -> AnyPath | None:
         with at_line(line_of(self.loaded, "checkpoint")):
@@ -371,7 +373,9 @@ class Loop:
         return TrainingRun(
             config.name, self.loaded, Path(config.output), run.ranks, run.steps, self.progress.step, run.steps_per_epoch, count,
             rows_of(samples, config.data.batch_size), checkpoint, lambda: self._compiled, self.progress.seconds,
-            "\n".join(filter(None, [self._before, frozen_text(self.loaded, run.variables), groups_text(self.loaded, run.variables)])),
+            "\n".join(filter(None, [
+                self.session.start().map.text(), self._before, frozen_text(self.loaded, run.variables), groups_text(self.loaded, run.variables),
+            ])),
             step=self.progress.step, epoch=self.progress.epoch, metrics=self.progress.metrics, checkpoint=checkpoint,
         )  # fmt: skip
 

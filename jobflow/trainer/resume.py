@@ -6,10 +6,13 @@ change from run to run: the number of ranks, the strategy, learning rates, the l
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, TypeVar, cast
+
+import numpy as np
 
 from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
 from jobflow.core.dataclass import dataclass
@@ -174,8 +177,19 @@ def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
         different = [name for name in first if other.get(name) != first[name]]
         if different:
             raise ConfigError(
-                f"{different[0]} differs between ranks: rank 0 has {first[different[0]]}, rank {rank} has {other.get(different[0])}; use equal files"
+                f"{different[0]} differs between ranks: {world.map.rank_text(0)} has {first[different[0]]}, "
+                f"{world.map.rank_text(rank)} has {other.get(different[0])}; use equal files"
             )
+
+
+def sampled(samples: Samples, count: int = 16) -> str:
+    """Return a hash of `count` evenly spaced samples, which reveals files with different content on the nodes of a job."""
+    last = len(samples) - 1
+    rows = samples.read(sorted({i * last // (count - 1) for i in range(count)})) if last >= 0 else {}
+    digest = hashlib.sha256()
+    for name in sorted(rows):
+        digest.update(name.encode() + np.ascontiguousarray(rows[name]).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def check_configurations(session: Session, loaded: Loaded) -> None:
@@ -187,8 +201,8 @@ def check_configurations(session: Session, loaded: Loaded) -> None:
     first, *others = world.call(ExchangeItems((plain, {key: str(origin) for key, origin in loaded.origins.items()})))
     for rank, (other, origins) in enumerate(others, 1):
         lines = [
-            f"  {key}: rank 0 has {json.dumps(value)} ({first[1].get(key, 'default')}), "
-            f"rank {rank} has {json.dumps(its)} ({origins.get(key, 'default')})"
+            f"  {key}: {world.map.rank_text(0)} has {json.dumps(value)} ({first[1].get(key, 'default')}), "
+            f"{world.map.rank_text(rank)} has {json.dumps(its)} ({origins.get(key, 'default')})"
             for key, value, its in _unequal("", first[0], other)
         ]
         if lines:

@@ -157,7 +157,7 @@ def test_a_program_may_resume_from_an_earlier_step(tmp_path: Path) -> None:
 
 def left_over(parent: Path, what: str = "saving", host: str | None = None, pid: int | None = None, start: str = "1") -> Path:
     """Create a directory as left by a process with several ranks."""
-    path = parent / f".step-00000002.{what}.{host or owner.host()}.{pid or os.getpid()}-{start}.abc"
+    path = parent / f".step-00000002.{what}.{host or owner.machine()}.{pid or os.getpid()}-{start}.abc"
     path.mkdir()
     for name in ("tensors-00000-00001.safetensors", "tensors-00001-00001.safetensors", "part-00001.json", "failed-00002.new"):
         (path / name).write_text("x")

@@ -26,7 +26,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, vendor: str, initialized: bool, o
     )
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace()))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)  # type: ignore[arg-type]
-    return SimpleNamespace(started=STARTED, ticket=4711, need=lambda: observed.update(needed=True))
+    return SimpleNamespace(started=STARTED, ticket=4711, need=lambda: observed.update(needed=True), nodes=lambda: [0, 0])
 
 
 def test_another_mpi_library_raises_an_error_that_names_mpiexec(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ class Caller:
 
 def about(rank: int, size: int = 2, **more: Any) -> dict[str, Any]:
     """Return the description of a rank on its own node, so that the service sends no signals to the test process."""
-    return {"rank": rank, "size": size, "pid": os.getpid(), "node": "far", "host": "there", "screen": str(rank), **more}
+    return {"rank": rank, "size": size, "pid": os.getpid(), "node": "far", "host": "there", "memory": "m", "screen": str(rank), **more}
 
 
 class Job:
@@ -219,10 +219,10 @@ NOISE = [
     b'{"a":' * 600 + b"\n",
     b"x" * 300_000,
     b'{"jobflow": 1e400, "challenge": "a"}\n',
-    b'{"jobflow": 2, "challenge": 7}\n',
-    b'{"jobflow": 2}\n{"about": 1}\n',
-    b'{"jobflow": 2, "challenge": "a"}\n{"about": "{}", "proof": "\\u00e9"}\n',
-    b'{"jobflow": 2, "challenge": "\\ud800"}\n{"about": "{}", "proof": "a"}\n',
+    b'{"jobflow": 3, "challenge": 7}\n',
+    b'{"jobflow": 3}\n{"about": 1}\n',
+    b'{"jobflow": 3, "challenge": "a"}\n{"about": "{}", "proof": "\\u00e9"}\n',
+    b'{"jobflow": 3, "challenge": "\\ud800"}\n{"about": "{}", "proof": "a"}\n',
     b"cmd=put key=a value=b\n",
     b"cmd=initack pmiid=" + b"9" * 4000 + b"\n",
     b"cmd=\n",

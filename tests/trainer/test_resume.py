@@ -17,6 +17,7 @@ import pytest
 from short_runs import Recorder, check_same, loaded, run, write_config
 
 from jobflow.core.errors import CheckpointError, ConfigError
+from jobflow.runtime.world.node_map import NodeMap
 from jobflow.storage import sessions
 from jobflow.storage.owner import Owner
 from jobflow.storage.remote import RemotePath
@@ -232,6 +233,7 @@ class Others:
     """A world in which rank 1 has another configuration."""
 
     multi = True
+    map = NodeMap.of_one(2)
 
     def __init__(self, **other: str) -> None:
         self.other = other

@@ -18,6 +18,8 @@ ADVICE = f"enlarge {FOLDER} (for a container: docker run --shm-size=8g)"
 SPARE = 1 << 20
 #: bytes per rank that MPICH allocates at its start (measured: 1,045 KiB), and bytes that UCX allocates if available
 MPI_SHARE, UCX_SHARE = 1100 << 10, 16 << 20
+#: the variable that selects UCX's transports
+TRANSPORTS = "UCX_TLS"
 
 
 def limit() -> int:
@@ -68,11 +70,21 @@ def prepare_mpi(ranks: int) -> None:
     The size of FOLDER decides instead of the free bytes, so that all ranks make the same choice.
     """
     if size() < UCX_SHARE * ranks:
-        os.environ.setdefault("UCX_TLS", "^posix")
+        os.environ.setdefault(TRANSPORTS, "^posix")
     # the free bytes exclude the allocations of peers that started earlier
     if size() < MPI_SHARE * ranks or available() < MPI_SHARE:
         needed, free_bytes = MPI_SHARE * ranks / 2**20, available() / 2**20
         raise JobError(f"start of MPI: {FOLDER} has {free_bytes:.1f} MiB free, but MPI needs {needed:.1f} MiB for {ranks} ranks; {ADVICE}")
+
+
+def prepare_nodes() -> None:
+    """Prepare the start of the MPI library on several nodes.
+
+    MPICH uses its own shared memory within a node, and UCX between nodes.  UCX recognizes a machine by its boot id, so it would use shared memory
+    between nodes that have the same boot id, such as copies of a virtual machine.
+    """
+    if os.environ.get(TRANSPORTS) in (None, "^posix"):
+        os.environ[TRANSPORTS] = "^sm"
 
 
 def shortage() -> str:

@@ -256,6 +256,27 @@ def ended_elsewhere(text: str, show: bool) -> None:
     os._exit(1)
 
 
+def ended_by_silence(text: str) -> None:
+    """End this rank under mpiexec because a node no longer answers, and print `text` once on each node; called in a separate thread."""
+    if _Guard.failing:
+        return
+    _Guard.failing = True
+    launch = _Guard.launch
+    assert launch is not None
+    claim = _claim(launch)
+    if claim is not None:
+        print(f"jobflow: {text}; all ranks are ended", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # the reader may have exited
+        sys.stdout.flush()
+    _say_goodbye()
+    time.sleep(GRACE if claim is not None else 3 * GRACE)
+    if "PMI_FD" in os.environ:
+        with suppress(OSError):
+            os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=1\n")
+        time.sleep(GRACE)
+    os._exit(1)
+
+
 def _token_of(launch: Launch) -> str:
     """Return the name of the token shared by the ranks of a job on a node."""
     step = os.environ.get("SLURM_JOB_ID", "") + "." + os.environ["SLURM_STEP_ID"] if "SLURM_STEP_ID" in os.environ else ""

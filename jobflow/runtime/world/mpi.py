@@ -35,6 +35,8 @@ from jobflow.runtime.world import lingering, monitor, mpi_end, rendezvous, versi
 from jobflow.runtime.world.command_queue import CommandQueue
 from jobflow.runtime.world.launched import Launch
 from jobflow.runtime.world.lingering import Awaited
+from jobflow.runtime.world.node_connections import NodeConnections
+from jobflow.runtime.world.node_map import NodeMap
 from jobflow.runtime.world.rank_authentication import longest_wait
 from jobflow.runtime.world.world import Command, Rank, each_argument
 
@@ -60,8 +62,11 @@ class MpiProcess:
             # MPICH removes the names of its shared memory only at an orderly exit, so a killed job would leak some MiB.
             # The memory itself lasts as long as a process maps it, and after the allgather above all ranks of the node do.
             monitor.forget(monitor.names_of(os.getpid()))
+        own = versions.own_versions()
+        rows = world.allgather((own, node.bcast(world.Get_rank(), 0)))
         node.Free()
-        versions.compare(world.allgather(versions.own_versions()), world.Get_rank())
+        versions.compare([row for row, _ in rows], world.Get_rank())
+        self.map = NodeMap([str(row["host"]) for row, _ in rows], [first for _, first in rows])
         agree(world.allgather(own_class()))
         self.world = world.Dup()
         self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(variables.usable_cores()))
@@ -76,6 +81,8 @@ class MpiProcess:
         self.opened = 0
         #: by number, worlds that this rank left by an exception; peers may still read their memory
         self.left_open: dict[int, Rank] = {}
+        if not started.master and self.map.count > 1:
+            NodeConnections(world, self.map, launch.ended_by_silence)
 
     @property
     def others(self) -> list[int]:
@@ -149,6 +156,8 @@ class MpiProcess:
 
 def _import_mpi(started: Launch) -> Any:
     shared_memory.prepare_mpi(variables.ranks_here(started))
+    if not started.master and (variables.node_size_from_launcher() or 1) > 1:
+        shared_memory.prepare_nodes()
     if has_limit() and "mpi4py.MPI" not in sys.modules:
         check_space(f"start of MPI on rank {started.rank} of {started.size}", MPI_SPACE)  # MPI ends the process without it
     try:
@@ -269,6 +278,7 @@ class MpiWorld:
         self.multi = multi
         self.size = started.size
         self._process = here = mpi_process(started)
+        self.map = here.map
         self._closed = False
         self._settings = (device, shared, nodes)
         try:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.core.errors import JobError, RankError
+from jobflow.runtime.comm import shared_memory
 from jobflow.runtime.comm.waits import listed
 from jobflow.runtime.thread_start import start_thread
 from jobflow.runtime.world import environment as variables
@@ -36,7 +37,8 @@ from jobflow.runtime.world import mpi_end, service
 from jobflow.runtime.world.environment import Launch
 from jobflow.runtime.world.rank_authentication import MAKE, SILENCES, WAIT, authenticate, job_secret, longest_wait, silent
 from jobflow.runtime.world.service.authentication import SECRET
-from jobflow.runtime.world.service.members import node_name
+from jobflow.runtime.world.service.members import memory_name, node_name
+from jobflow.runtime.world.service.messages import SILENCE, SILENT, keep_alive
 
 #: seconds after which a rank prints the ranks for which it waits; the interval then triples, up to RARE
 PATIENCE = 5.0
@@ -142,7 +144,8 @@ def about(started: Launch) -> dict[str, Any]:
     """Return the description of this rank that it sends to the service: rank, size, process, machine and terminal."""
     node, pid = node_name(), os.getpid()
     screen = f"{node} {os.getppid()}" if started.supervised else f"{node} {pid} own"
-    return {"rank": started.rank, "size": started.size, "pid": pid, "node": node, "host": socket.gethostname(), "screen": screen}
+    host, memory = socket.gethostname(), memory_name()
+    return {"rank": started.rank, "size": started.size, "pid": pid, "node": node, "host": host, "memory": memory, "screen": screen}
 
 
 class Membership:
@@ -204,8 +207,12 @@ class Membership:
         try:
             if not all(self._take(json.loads(line)) for line in lines):
                 return
-        except OSError:
-            pass  # the connection broke
+        except OSError as error:  # the connection broke
+            if error.errno in SILENT:
+                reason = (
+                    f"the service at {self.started.master} has not answered for {SILENCE} s: the machine of RANK=0, "
+                    f"or the network between it and {socket.gethostname()}, is down"
+                )
         except Exception as error:  # noqa: BLE001 - such as MemoryError: without this thread the rank would miss the end of the job
             reason = f"reading from the service at {self.started.master}: {type(error).__name__}: {error}"
         if not self._done:
@@ -238,7 +245,7 @@ class Membership:
             pause = min(2 * pause, RETRIES[1])
 
     def _greeted(self, sock: socket.socket) -> Iterator[str]:
-        _keep_alive(sock)
+        keep_alive(sock)
         ticket, lines = authenticate(sock, about(self.started), self._secret, self.started.master)
         self._set(_sock=sock, ticket=ticket)
         return lines
@@ -374,15 +381,6 @@ def _is_connected(sock: socket.socket) -> bool:
     return False
 
 
-def _keep_alive(sock: socket.socket) -> None:
-    """Enable keep-alive, which detects a lost machine within half a minute."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
 # ---------------------------------------------------------------- MPI
 
 
@@ -411,6 +409,8 @@ def start_mpi(member: Membership) -> Any:
             f'"mpiexec -n {member.started.size} python script.py", or install an MPICH with: pip install "jobflow-sbp[mpi]"'
         )
     member.need()
+    if len(set(member.nodes())) > 1:
+        shared_memory.prepare_nodes()
     _initialize(mpi, member.started, member.ticket)
     return mpi
 

@@ -8,6 +8,7 @@ from typing import Any
 from jobflow.core.errors import JobError
 from jobflow.runtime.comm.solo_communicator import SoloCommunicator
 from jobflow.runtime.device.device import Device
+from jobflow.runtime.world.node_map import NodeMap
 from jobflow.runtime.world.world import Command, Rank, each_argument, failure
 
 
@@ -17,6 +18,7 @@ class SoloWorld:
     size = 1
     multi = False
     unwinding = False
+    map = NodeMap.of_one(1)
 
     def __init__(self, device: Device) -> None:
         self._rank = Rank(0, 1, device, SoloCommunicator(device))

@@ -21,6 +21,7 @@ from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import aligned_zeros
 from jobflow.runtime.interrupts import caught
 from jobflow.runtime.thread_start import start_thread
+from jobflow.runtime.world.node_map import NodeMap
 from jobflow.runtime.world.world import Command, Rank, each_argument, failure
 
 #: seconds to wait for a busy rank in `close`
@@ -103,6 +104,7 @@ class ThreadsWorld:
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.size = len(devices)
+        self.map = NodeMap.of_one(self.size)
         self._state = state = ThreadsState(self.size)
         identities = [device.identity for device in devices]
         comms = [device_communicator(ThreadsCommunicator(state, i, aligned_zeros), device, identities) for i, device in enumerate(devices)]

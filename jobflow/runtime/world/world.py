@@ -20,6 +20,7 @@ from jobflow.core.errors import ArgumentError, JobflowError, RankError
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.world.environment import check_process
+from jobflow.runtime.world.node_map import NodeMap
 
 
 @dataclass(eq=False)
@@ -56,6 +57,7 @@ class World(Protocol):
     ranks: Sequence[Rank]
     #: True if every process calls jobs itself, with its own arguments
     multi: bool
+    map: NodeMap
 
     @property
     def unwinding(self) -> bool:

@@ -178,8 +178,8 @@ def attacked() -> None:
     ranks = world()
     ranks.call(swap)
     where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    first = json.dumps({"jobflow": 2, "challenge": "a"}).encode()
-    about = json.dumps({"rank": 1, "size": size, "pid": os.getppid(), "node": "a", "host": "b", "screen": "c"})
+    first = json.dumps({"jobflow": 3, "challenge": "a"}).encode()
+    about = json.dumps({"rank": 1, "size": size, "pid": os.getppid(), "node": "a", "host": "b", "memory": "m", "screen": "c"})
     proof = json.dumps({"about": about, "proof": "0"}).encode()
     for noise in (b'{"rank": 1e400, "size": 2}', b"[" * 200_000, b"cmd=abort exitcode=7", first + b"\n" + proof):
         with contextlib.suppress(OSError), socket.create_connection(where) as sock:

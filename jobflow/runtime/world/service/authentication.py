@@ -2,8 +2,8 @@
 
 Each side sends a challenge of 16 random bytes. The other side answers with an HMAC-SHA256 of the secret over both challenges and its message:
 
-    rank       {"jobflow": 2, "challenge": C}
-    service    {"jobflow": 2, "challenge": D}
+    rank       {"jobflow": 3, "challenge": C}
+    service    {"jobflow": 3, "challenge": D}
     rank       {"about": A, "proof": HMAC(secret, "rank", C, D, A)}       A is a JSON text about the rank (members.py)
     service    {"ticket": T, "proof": HMAC(secret, "service", C, D, T)}
 
@@ -26,7 +26,7 @@ SECRET = "JOBFLOW_SECRET"
 #: minimal number of characters; shorter secrets can be guessed
 SHORTEST = 16
 #: version of the protocol
-VERSION = 2
+VERSION = 3
 RANK, SERVICE = "rank", "service"
 
 

@@ -38,8 +38,8 @@ from typing import Any
 
 from .authentication import secret_of, ticket
 from .members import About, Member, is_own, node_name, watch
-from .messages import LONG, Connection, fields, within
-from .pmi import Pmi, words_of
+from .messages import LONG, SILENCE, SILENT, Connection, fields, keep_alive, within
+from .pmi import MAPPING, Pmi, mapping, words_of
 from .unauthenticated import WRONG, AuthenticationError, Peer, UnauthenticatedPeers
 
 #: seconds after a failure at which remaining ranks of this node get a signal, and at which the service ends
@@ -107,7 +107,7 @@ class Service:
         except OSError:
             return  # the client has closed it again
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(sock)
         if not self._secret and not is_own(sock):
             sock.close()
             return
@@ -137,10 +137,10 @@ class Service:
             for text in line.lines():
                 if line in self._handlers:
                     self._handlers[line](text)
-        except (EOFError, OSError, ValueError):  # end of the connection, or a violation of the protocol
-            self._lost_line(line)
+        except (EOFError, OSError, ValueError) as error:  # end of the connection, or a violation of the protocol
+            self._lost_line(line, isinstance(error, OSError) and error.errno in SILENT)
 
-    def _lost_line(self, line: Connection) -> None:
+    def _lost_line(self, line: Connection, silent: bool) -> None:
         self._close(line)
         member = self._owners.get(line)
         if line is self._parent:
@@ -149,7 +149,7 @@ class Service:
             if any(not (member.left or member.gone) for member in self.members.values()):
                 self._fail(-1, "the process that started the ranks has died")
         elif member is not None and not self._expected(line, member):
-            self._lost(member)
+            self._lost(member, silent)
 
     def _expected(self, line: Connection, member: Member) -> bool:
         """Return True if the end of a rank's connection `line` belongs to an orderly exit, even though the rank still runs.
@@ -229,7 +229,7 @@ class Service:
         line, number = peer.line, ticket()
         peer.accept(self._secret, number)
         line.longest = LONG
-        member = Member(about, line, number)
+        member = Member(about, line, number, address=str(line.sock.getpeername()[0]))
         if about.second and 0 not in self.members:  # the first one has not joined yet
             self._assign(line, member, lambda text: None)
             self._asking.append(member)
@@ -297,19 +297,28 @@ class Service:
         """Send to all connected ranks the numbers of missing ranks, idle ranks and ranks that have left, and the nodes."""
         members = self.members
         complete = len(members) == self.size
-        nodes = list(dict.fromkeys(members[rank].about.node for rank in sorted(members)))
+        places = list(dict.fromkeys(members[rank].place for rank in sorted(members)))
+        nodes = [places.index(members[rank].place) for rank in range(self.size)] if complete else None
+        if nodes is not None and MAPPING not in self.pmi.values:
+            self._map(nodes)
         state = {
             "missing": [rank for rank in range(self.size) if rank not in members and rank not in self.absent],
             "idle": sorted({rank for rank, member in members.items() if not member.needs} | self.absent),
             "left": sorted({rank for rank, member in members.items() if member.left} | self.absent),
-            "nodes": [nodes.index(members[rank].about.node) for rank in range(self.size)] if complete else None,
+            "nodes": nodes,
         }
         text = json.dumps(state)
         for member in members.values():
             self._send(member.line, text)
 
-    def _lost(self, member: Member) -> None:
-        """Process the end of a rank's connection or process.
+    def _map(self, nodes: list[int]) -> None:
+        """Publish the node of each rank to the MPI libraries, which otherwise compare host names."""
+        self.pmi.values[MAPPING] = text = mapping(nodes)
+        if not text:
+            self._fail(-1, f"the ranks of {len(set(nodes))} nodes alternate in no regular order; number the ranks of each node consecutively")
+
+    def _lost(self, member: Member, silent: bool = False) -> None:
+        """Process the end of a rank's connection or process; `silent` is True if its machine no longer answers.
 
         The job fails unless the rank has reported its end and, if it had started MPI, finalized it.
         """
@@ -317,7 +326,10 @@ class Service:
             return
         self._forget(member)
         if not member.left or not (member.pmi is None or member.finalized):
-            self._fail(member.rank, f"rank {member.rank} ({member}) ended without a report: it was killed, or called os._exit")
+            host = socket.gethostname()
+            lost = f"has not answered for {SILENCE} s: {member.about.host}, or the network between it and {host}, is down"
+            killed = "ended without a report: it was killed, or called os._exit"
+            self._fail(member.rank, f"rank {member.rank} ({member}) {lost if silent else killed}")
 
     def _forget(self, member: Member) -> None:
         member.gone = True

@@ -1,7 +1,11 @@
 """The ranks of a job, and their processes.
 
-A rank describes itself by {"rank": .., "size": .., "pid": .., "node": .., "host": .., "screen": ..}.  `rank` is its number and `size` its number of
-ranks.  `pid` is its process id in the namespace `node`, `host` the name of the machine, and `screen` the terminal with its output.
+A rank describes itself by {"rank": .., "size": .., "pid": .., "node": .., "host": .., "memory": .., "screen": ..}.  `rank` is its number and `size`
+its number of ranks.  `pid` is its process id in the namespace `node`, `host` the name of the machine, `memory` the file system of its shared memory,
+and `screen` the terminal with its output.
+
+Ranks share memory if they are on one node: if these three and the address of their connections are equal.  One of them alone may be equal on two
+nodes: containers may have one host name, copies of a virtual machine one boot, and containers of one machine one file system.
 
 The process of a rank is monitored and ended through a pidfd, which is opened when the rank joins.  The process must belong
 to this user and hold the other end of the connection over which the rank reports its number.  Signals are never sent to a bare process id.
@@ -20,7 +24,9 @@ from typing import Any
 
 from .messages import Connection, fields, name, within
 
-_ABOUT = {"rank": int, "size": int, "pid": int, "node": str, "host": str, "screen": str}
+_ABOUT = {"rank": int, "size": int, "pid": int, "node": str, "host": str, "memory": str, "screen": str}
+#: the file system of shared memory
+MEMORY = "/dev/shm"
 #: maximum number of ranks of a job, and maximum process id
 MOST, PIDS = 1 << 20, 1 << 31
 
@@ -34,6 +40,7 @@ class About:
     pid: int
     node: str
     host: str
+    memory: str
     screen: str
     second: bool = False
 
@@ -44,7 +51,7 @@ class About:
         within(values["size"], 1, MOST)
         within(values["rank"], 0, MOST)
         within(values["pid"], 1, PIDS)
-        for key in ("node", "host", "screen"):
+        for key in ("node", "host", "memory", "screen"):
             name(values[key])
         return cls(**values)
 
@@ -65,6 +72,13 @@ class Member:
     #: True if its process or connection has ended
     gone: bool = False
     finalized: bool = False
+    #: the address of the machine, as the service sees it
+    address: str = ""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The node of the rank: ranks with equal places share memory."""
+        return (self.about.node, self.about.host, self.about.memory, self.address)
 
     @property
     def rank(self) -> int:
@@ -87,6 +101,15 @@ def node_name() -> str:
             return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
+
+
+def memory_name() -> str:
+    """Return an identifier of the file system of shared memory; "" without one."""
+    try:
+        status = os.stat(MEMORY)
+    except OSError:
+        return ""
+    return f"{status.st_dev} {status.st_ino}"
 
 
 def watch(sock: socket.socket, pid: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,11 @@ from typing import Any, TypeAlias
 SHORT, LONG, UNREAD = 4096, 1 << 18, 1 << 24
 #: characters of the name of a rank, a node or a screen
 NAME = 300
+
+#: seconds without an answer after which a connection counts as broken, and the seconds before the first probe and between probes
+SILENCE, IDLE, INTERVAL = 25, 10, 5
+#: errors of a connection whose peer no longer answers
+SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 #: name -> type of each field
 Fields: TypeAlias = Mapping[str, type[int] | type[str] | type[bool]]
@@ -48,6 +54,18 @@ def name(text: str) -> str:
     if len(text) > NAME or not text.isprintable():
         raise ValueError("not a name")
     return text
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Let the system probe a connection, so that the loss of the other machine or of the network raises OSError after SILENCE seconds."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probes = (SILENCE - IDLE) // INTERVAL
+    # bytes in transit are not probed but repeated, for a quarter of an hour without a limit
+    limits = {"TCP_KEEPIDLE": IDLE, "TCP_KEEPINTVL": INTERVAL, "TCP_KEEPCNT": probes, "TCP_USER_TIMEOUT": 1000 * SILENCE}
+    for option, value in limits.items():
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class Connection:

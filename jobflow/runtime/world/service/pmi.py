@@ -10,6 +10,7 @@ src/pmi in MPICH's sources has the client; Hydra's and gforker's mpiexec speak t
     cmd=get_my_kvsname         cmd=my_kvsname kvsname=NAME
     cmd=put key=K value=V      cmd=put_result rc=0 msg=success
     cmd=get key=K              cmd=get_result rc=0 msg=success value=V, or rc=-1 msg=key_not_found
+    cmd=get key=PMI_process_mapping: the node of each rank, as value=(vector,(N,M,R),..): R ranks on each of the M nodes from N on, and so on
     cmd=barrier_in             cmd=barrier_out to all, when all are in
     cmd=finalize               cmd=finalize_ack
     cmd=abort exitcode=C       all ranks end
@@ -20,13 +21,15 @@ src/pmi in MPICH's sources has the client; Hydra's and gforker's mpiexec speak t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 #: maximum characters of a name or key, and of a value
 KEY, VALUE = 256, 1024
 MAXES = f"kvsname_max={KEY} keylen_max={KEY} vallen_max={VALUE}"
 #: maximum number of keys per rank
 MOST = 1000
+#: the key whose value is the node of each rank; without it, MPICH compares host names
+MAPPING = "PMI_process_mapping"
 
 
 def words_of(line: str) -> dict[str, str]:
@@ -34,6 +37,26 @@ def words_of(line: str) -> dict[str, str]:
     head, separator, value = line.partition(" value=")
     words = dict(word.split("=", 1) for word in head.split() if "=" in word)
     return {**words, "value": value} if separator else words
+
+
+def mapping(nodes: Sequence[int]) -> str:
+    """Return the value of the key MAPPING for the node number of each rank; "" if it is longer than a value of PMI-1 may be."""
+    runs: list[list[int]] = []
+    for node in nodes:
+        if runs and runs[-1][0] == node:
+            runs[-1][1] += 1
+        else:
+            runs.append([node, 1])
+    blocks: list[list[int]] = []
+    for node, ranks in runs:
+        if blocks and blocks[-1][0] + blocks[-1][1] == node and blocks[-1][2] == ranks:
+            blocks[-1][1] += 1
+        else:
+            blocks.append([node, 1, ranks])
+    # the library repeats the blocks for further ranks
+    count = next(n for n in range(1, len(blocks) + 1) if len(blocks) % n == 0 and blocks == blocks[:n] * (len(blocks) // n))
+    text = f"(vector,{','.join(f'({node},{many},{ranks})' for node, many, ranks in blocks[:count])})"
+    return text if len(text) < VALUE else ""
 
 
 class Pmi:

@@ -24,6 +24,11 @@ WRONG = (
 )
 
 
+OTHER_VERSION = (
+    "this process runs another version of jobflow (protocol {}) than the process with RANK=0 on {} (protocol {}); install one version on all nodes"
+)
+
+
 class AuthenticationError(ValueError):
     """A wrong signature or ticket."""
 
@@ -47,7 +52,10 @@ class Peer:
         """
         if not self._ours:
             request = record(text)
-            if request.get("jobflow") != VERSION or type(request.get("challenge")) is not str:
+            version = request.get("jobflow")
+            if type(version) is int and version != VERSION:
+                self.line.send({"refused": OTHER_VERSION.format(version, socket.gethostname(), VERSION)})
+            if version != VERSION or type(request.get("challenge")) is not str:
                 raise ValueError(f"authentication: the peer is not a rank of protocol version {VERSION}")
             self._theirs, self._ours = request["challenge"], challenge()
             self.line.send({"jobflow": VERSION, "challenge": self._ours})
