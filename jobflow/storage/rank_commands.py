@@ -72,7 +72,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Sees:
-    """A command that returns True if a path exists on the node of the rank, within the time that a network file system may need to show it."""
+    """A command that returns True if a path exists on the node of the rank; it waits for network file systems."""
 
     path: Path
 

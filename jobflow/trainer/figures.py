@@ -30,6 +30,7 @@ from jobflow.program.allocation import memory_of
 from jobflow.program.program import Program, StorageChoice
 from jobflow.runtime.world.environment import usable_cores
 from jobflow.runtime.world.launched import launched
+from jobflow.runtime.world.mpi import node_map
 from jobflow.strategies.pipeline import flops
 from jobflow.tools.explain import Change, boxing_rows
 from jobflow.trainer.units import size_text
@@ -155,6 +156,8 @@ def environment(ranks: int | None = None) -> dict[str, str]:
         facts["ranks"] = f"{ranks} ({f'processes, by {started.launcher}' if started is not None else 'threads' if ranks > 1 else 'this process'})"
         if started is not None:
             facts["MPI"] = f"mpi4py {metadata.version('mpi4py')}"
+        if nodes := node_map().text():
+            facts["nodes"] = nodes
     facts["command"] = " ".join(sys.argv) or "?"
     return facts
 

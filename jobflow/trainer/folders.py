@@ -50,13 +50,13 @@ def distinct(folders: Sequence[Path]) -> list[Path]:
     return [folder for folder in once if not any(other != folder and folder.is_relative_to(other) for other in once)]
 
 
-def _check_shared(session: Session, origin: object, path: Path) -> None:
+def _check_shared(session: Session, source: object, path: Path) -> None:
     """Raise ConfigError unless all nodes see the directory of the checkpoints."""
     probe = together(session, lambda: path.resolve() / f".shared.{uuid4().hex}")
     try:
         together(session, partial(without_failure, probe.touch, path))
         if reason := sessions.unseen(session.start(), probe):
-            raise ConfigError(f"{origin}: checkpoint.directory: {reason}")
+            raise ConfigError(f"{source}: checkpoint.directory: {reason}")
     finally:
         if session.writes_files:
             probe.unlink(missing_ok=True)

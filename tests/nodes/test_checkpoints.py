@@ -75,7 +75,7 @@ flow.train.CheckPoint().save(sys.argv[1])
 
 
 def test_a_load_names_the_node_and_the_file_that_it_lacks(tmp_path: Path) -> None:
-    """Each node has a copy of a checkpoint, and the copy of node 1 is incomplete."""
+    """Load from copies of a checkpoint on each node; the copy of node 1 is incomplete."""
     (tmp_path / "run.yaml").write_text(CONFIG)
     with two_nodes(tmp_path) as nodes:
         trained = nodes.run("launch", 4, training(tmp_path / "run.yaml", f"output={tmp_path / 'run'}"))

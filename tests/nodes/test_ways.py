@@ -32,7 +32,7 @@ def check_roads(nodes: Nodes, way: str, places: list[int], limit: float = 60.0) 
     ended = nodes.run(way, len(places), [str(PROGRAM)], limit=limit)
     assert all((one.code, one.err) == (0, "") for one in ended), ended
     rows = sorted((json.loads(line[line.index("{") :]) for one in ended for line in one.out.splitlines()), key=lambda row: row["rank"])
-    assert [row["near"] for row in rows] == [[rank for rank, other in enumerate(places) if other == place] for place in places]
+    assert [row["near"] for row in rows] == [[rank for rank, other in enumerate(places) if other == node] for node in places]
     for row in rows:
         assert row["within"] < MIB < row["between"], "only the all-reduce of all ranks uses the cable"
         for other in rows[: row["rank"]]:

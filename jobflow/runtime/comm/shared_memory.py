@@ -80,8 +80,8 @@ def prepare_mpi(ranks: int) -> None:
 def prepare_nodes() -> None:
     """Prepare the start of the MPI library on several nodes.
 
-    MPICH uses its own shared memory within a node, and UCX between nodes.  UCX recognizes a machine by its boot id, so it would use shared memory
-    between nodes that have the same boot id, such as copies of a virtual machine.
+    MPICH uses its own shared memory within a node, and UCX between nodes.  UCX recognizes a machine by its boot id.  Copies of a virtual machine
+    may have one boot id, and UCX would use shared memory between them.
     """
     if os.environ.get(TRANSPORTS) in (None, "^posix"):
         os.environ[TRANSPORTS] = "^sm"

@@ -190,6 +190,11 @@ def mpi_process(started: Launch) -> MpiProcess:
     return _processes[0]
 
 
+def node_map() -> NodeMap:
+    """Return the nodes of the ranks; before the start of MPI, this process is a single rank."""
+    return _processes[0].map if _processes else NodeMap.of_one(1)
+
+
 def end_script(started: Launch) -> None:
     """End a script under `launch.guard`, with or without a session."""
     lingering.close()

@@ -1,8 +1,8 @@
 """Connections between the nodes of a job under mpiexec or srun, which detect a node that no longer answers.
 
 Launchers notice the end of a process, but not a machine without power or a broken network: their ranks would wait forever.  So rank 0 listens at a
-free port, and each rank of another node connects to it and authenticates itself by a random number that rank 0 has sent through MPI.  The system
-probes these connections.  If one breaks by silence, rank 0 tells the ranks of all other nodes, and every rank ends with the cause.
+free port, and each rank of another node connects to it.  A random number that rank 0 has sent through MPI authenticates these ranks.  The system
+probes the connections.  If one breaks by silence, rank 0 informs the ranks of all other nodes, and every rank ends with the cause.
 
 Only silence counts.  The regular end of a connection is not an event: the monitor of each rank reports ends of processes.
 Ranks without mpiexec have the connections of the rendezvous service instead.
@@ -130,8 +130,7 @@ class NodeConnections:
 def own_addresses() -> list[str]:
     """Return the addresses of this machine at which other machines may reach it: IPv4 addresses first."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [
-        one for name, entries in psutil.net_if_addrs().items() if name in up for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)
-    ]
-    usable = [one for one in found if not one.address.startswith(("127.", "::1", "fe80:"))]
+    entries = [entry for name, listed in psutil.net_if_addrs().items() if name in up for entry in listed]
+    families = (socket.AF_INET, socket.AF_INET6)
+    usable = [one for one in entries if one.family in families and not one.address.startswith(("127.", "::1", "fe80:"))]
     return [one.address for one in sorted(usable, key=lambda one: one.family != socket.AF_INET)]

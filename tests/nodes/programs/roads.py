@@ -1,4 +1,4 @@
-"""Print the roads of messages, as JSON: the shared files that a rank maps, and the bytes on the cable of its node during two all-reduces."""
+"""Print the shared files that a rank maps, and the bytes on the cable of its node during two all-reduces, as JSON."""
 
 from __future__ import annotations
 

@@ -95,4 +95,5 @@ def main() -> None:
         print(json.dumps(report), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

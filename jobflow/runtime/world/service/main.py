@@ -297,8 +297,8 @@ class Service:
         """Send to all connected ranks the numbers of missing ranks, idle ranks and ranks that have left, and the nodes."""
         members = self.members
         complete = len(members) == self.size
-        places = list(dict.fromkeys(members[rank].place for rank in sorted(members)))
-        nodes = [places.index(members[rank].place) for rank in range(self.size)] if complete else None
+        locations = list(dict.fromkeys(members[rank].location for rank in sorted(members)))
+        nodes = [locations.index(members[rank].location) for rank in range(self.size)] if complete else None
         if nodes is not None and MAPPING not in self.pmi.values:
             self._map(nodes)
         state = {

@@ -1,11 +1,11 @@
 """The ranks of a job, and their processes.
 
 A rank describes itself by {"rank": .., "size": .., "pid": .., "node": .., "host": .., "memory": .., "screen": ..}.  `rank` is its number and `size`
-its number of ranks.  `pid` is its process id in the namespace `node`, `host` the name of the machine, `memory` the file system of its shared memory,
-and `screen` the terminal with its output.
+its number of ranks.  `pid` is its process id in the namespace `node`, and `host` the name of the machine.  `memory` is the file system of its shared
+memory, and `screen` the terminal with its output.
 
-Ranks share memory if they are on one node: if these three and the address of their connections are equal.  One of them alone may be equal on two
-nodes: containers may have one host name, copies of a virtual machine one boot, and containers of one machine one file system.
+Ranks are on one node, and share memory, if `node`, `host`, `memory` and the address of their connections are equal.  Each of these alone may be
+equal on two nodes.  Containers may have one host name, and copies of a virtual machine one boot.
 
 The process of a rank is monitored and ended through a pidfd, which is opened when the rank joins.  The process must belong
 to this user and hold the other end of the connection over which the rank reports its number.  Signals are never sent to a bare process id.
@@ -76,8 +76,8 @@ class Member:
     address: str = ""
 
     @property
-    def place(self) -> tuple[str, ...]:
-        """The node of the rank: ranks with equal places share memory."""
+    def location(self) -> tuple[str, ...]:
+        """The node of the rank: ranks with equal locations share memory."""
         return (self.about.node, self.about.host, self.about.memory, self.address)
 
     @property

@@ -62,8 +62,8 @@ def keep_alive(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probes = (SILENCE - IDLE) // INTERVAL
     # bytes in transit are not probed but repeated, for a quarter of an hour without a limit
-    limits = {"TCP_KEEPIDLE": IDLE, "TCP_KEEPINTVL": INTERVAL, "TCP_KEEPCNT": probes, "TCP_USER_TIMEOUT": 1000 * SILENCE}
-    for option, value in limits.items():
+    options = {"TCP_KEEPIDLE": IDLE, "TCP_KEEPINTVL": INTERVAL, "TCP_KEEPCNT": probes, "TCP_USER_TIMEOUT": 1000 * SILENCE}
+    for option, value in options.items():
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
