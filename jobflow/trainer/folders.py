@@ -62,6 +62,11 @@ def _check_shared(session: Session, source: object, path: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
+def _check_other(lock: Lock, folder: Path) -> None:
+    """Raise ConfigError if another training holds a lock in the file system of a folder."""
+    lock.check(file_time(folder))
+
+
 @contextmanager
 def only_one(session: Session, loaded: Loaded, series: Series) -> Iterator[None]:
     """Lock the output and checkpoint directories against other trainings."""
@@ -84,7 +89,7 @@ def only_one(session: Session, loaded: Loaded, series: Series) -> Iterator[None]
         # a run may save in the output directory of another one, or vice versa
         for folder in {output, *saved, *(path.parent for path in saved)} - set(own):
             other = lock_of(folder)
-            together(session, partial(without_failure, lambda other=other: other.check(file_time(output)), other.path))
+            together(session, partial(without_failure, partial(_check_other, other, output), other.path))
         yield
     finally:
         for lock in held if session.writes_files else ():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from jobflow.core.dataclass import dataclass
 from jobflow.runtime.comm.waits import listed
 
 
-class NodeMap(NamedTuple):
+@dataclass(frozen=True)
+class NodeMap:
     """The node of each rank.  Ranks of one node share memory; ranks of different nodes exchange MPI messages."""
 
     #: by rank: the name of its host, and the first rank of its node
