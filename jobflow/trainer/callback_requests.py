@@ -1,9 +1,10 @@
 """Calls of a run's callbacks: rank 0 calls them, and all ranks carry out their requests.
 
-    rank 0           callback.on_step: run.read("w")   run.lr = 0.1          Done
-    the others                         Read(("w",))    SetRate(0.5)          Done
+    rank 0           callback.on_step: run.log("a", 1)   run.read("w")         run.lr = 0.1    Done
+    the others                                           Log("a", 1) Read("w") SetRate(0.5)    Done
 
-The exchange takes place only at events that a callback handles with requests, so a run with observers alone exchanges nothing.
+Rank 0 sends messages and does not wait for the others. An event without requests costs one short message; an event that only observers handle
+costs none.
 """
 
 from __future__ import annotations
@@ -170,6 +171,7 @@ class Calls:
         self._event = ""
         self._caller: Entry | None = None
         self._broken: BaseException | None = None
+        self._postponed: list[Any] = []
 
     @property
     def acts(self) -> bool:
@@ -252,10 +254,7 @@ class Calls:
     def _act(self, entries: Sequence[Entry], event: str, arguments: tuple[Any, ...]) -> None:
         world = self.session.start()
         if world.multi and not self.first:
-            while not isinstance(request := world.call(ExchangeItems(None, "requests of callbacks"))[0], Done):
-                request(self)
-            if request.error is not None:
-                raise CallbackError(request.error)
+            self._follow(event)
             return
         self._event, self.run.controls = event, self
         try:
@@ -268,6 +267,18 @@ class Calls:
         finally:
             self.run.controls = None
         self._send(Done())
+
+    def _follow(self, event: str) -> None:
+        """Carry out the requests of rank 0 until the end of the event."""
+        world = self.session.start()
+        while True:
+            for request in world.broadcast((), f"the requests of callbacks in {event}"):
+                if not isinstance(request, Done):
+                    request(self)
+                elif request.error is not None:
+                    raise CallbackError(request.error)
+                else:
+                    return
 
     def _guarded(self, entry: Entry, what: str, call: Callable[[], Any]) -> Any:
         """Call a function of a callback; raise CallbackError, which names the callback and the user's line, from any exception."""
@@ -284,13 +295,18 @@ class Calls:
             ) from error
 
     def _send(self, request: Any) -> None:
-        world = self.session.start()
-        if world.multi:
-            try:
-                world.call(ExchangeItems(request, "requests of callbacks"))
-            except BaseException as error:
-                self._broken = error
-                raise
+        """Send the postponed requests and `request` to the other ranks."""
+        requests, self._postponed = (*self._postponed, request), []
+        try:
+            self.session.start().broadcast(requests, f"the requests of callbacks in {self._event}")
+        except BaseException as error:
+            self._broken = error
+            raise
+
+    def _postpone(self, request: Callable[[Calls], None]) -> None:
+        """Carry out a request that exchanges no data; the other ranks receive it with the next one."""
+        self._postponed.append(request)
+        request(self)
 
     def _do(self, request: Callable[[Calls], Any]) -> Any:
         """Carry out a request on all ranks, and return the result of this rank."""
@@ -321,7 +337,7 @@ class Calls:
     def request_stop(self, reason: str) -> None:
         self._check_event("stop", (*CHANGING, "on_checkpoint"))
         assert self._caller is not None
-        self._do(Stop(self._caller.name, self._caller.key, reason))
+        self._postpone(Stop(self._caller.name, self._caller.key, reason))
 
     def parameters(self) -> tuple[str, ...]:
         return tuple(name for name, variable in self.session.variables.items() if variable.trainable)
@@ -350,7 +366,7 @@ class Calls:
             raise CallbackError(f'run.log at {user_line()}: "{name}" is no name of a value; write letters, digits, _, ., / and -')
         if name in RESERVED or name.startswith(("train/", "train_epoch/", "validation/")):
             raise CallbackError(f'run.log at {user_line()}: "{name}" is a value of the trainer; choose another name, such as "own/{name}"')
-        self._do(Log(name, value))
+        self._postpone(Log(name, value))
 
     def _check_event(self, what: str, events: Sequence[str]) -> None:
         if self._event not in events:

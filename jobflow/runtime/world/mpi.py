@@ -370,6 +370,18 @@ class MpiWorld:
         result = command(self._rank, items[self._rank.index])
         return self._process.queue.exchange(result, lambda: f"{name_of(command)} of all ranks")
 
+    def broadcast(self, item: Any, what: str) -> Any:
+        if not self.multi:
+            return item
+        queue = self._process.queue
+        try:
+            if self._rank.index:
+                return queue.receive(0, what)
+            queue.hand_over(dict.fromkeys(self._process.others, write(item)), what)
+            return item
+        except BaseException as error:  # noqa: BLE001 - the other ranks wait for this one
+            self._process.fail(error)
+
     def _compare(self, command: Command) -> None:
         self._rank.comm.compare_digests(kind_of(command), lambda: f"{name_of(command)} at {user_line()}{_in_thread()}")
 

@@ -36,6 +36,9 @@ class SoloWorld:
         finally:
             self._rank.comm.reset()
 
+    def broadcast(self, item: Any, what: str) -> Any:
+        return item
+
     def close(self) -> None:
         self.ranks = ()
         self._rank.memory.clear()

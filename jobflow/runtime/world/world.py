@@ -70,6 +70,12 @@ class World(Protocol):
         Solo and threads worlds remain usable afterwards; under MPI the job ends.
         """
 
+    def broadcast(self, item: Any, what: str) -> Any:
+        """Return the item of the first client on every client; without several clients, return `item`.
+
+        The first client does not wait for the others, and they do not compare the call: all clients must call this in the same order.
+        """
+
     def close(self) -> None:
         """End the ranks and free their memory; while `unwinding`, keep ranks and memory.  A closed world cannot be called."""
 
