@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,11 +26,15 @@ from jobflow.core.imports import function_named
 from jobflow.core.notices import notice
 from jobflow.engine.session import Session
 from jobflow.program.commands import ExchangeItems
+from jobflow.storage.series import Series
+from jobflow.trainer.best_checkpoint import BestCheckpoint
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.config import Loaded
+from jobflow.trainer.early_stopping import EARLY_STOPPING, EarlyStopping
 from jobflow.trainer.optimizing import RATE_FACTOR
 from jobflow.trainer.resume import together
-from jobflow.trainer.training_run import CallbackError, TrainingRun
+from jobflow.trainer.step_extensions import StepExtension
+from jobflow.trainer.training_run import CallbackError, Stopped, TrainingRun
 
 #: events at which callbacks may change parameters and the learning rate; others happen at times that depend on the speed of a disk
 CHANGING = ("on_start", "on_step", "on_epoch", "on_evaluation")
@@ -46,6 +51,8 @@ class Entry:
     kind: type[Callback]
     make: Callable[[], Callback]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: the callback of every process, if it adds operations to the train job; None for callbacks that only rank 0 creates
+    extension: StepExtension | None = None
 
     @property
     def key(self) -> str:
@@ -58,7 +65,7 @@ def entries_of(loaded: Loaded, objects: Sequence[Callback]) -> list[Entry]:
     entries: list[Entry] = []
     for one in loaded.config.callbacks:
         kind: Any = function_named(one.callback)
-        entries.append(Entry(one.callback, kind, partial(kind, **one.arguments), one.arguments))
+        entries.append(_entry(one.callback, kind, partial(kind, **one.arguments), one.arguments))
     for each in objects:
         if not isinstance(each, Callback):
             what = f"the class {each.__name__}, pass an object of it" if isinstance(each, type) else f"{each!r:.100} of type {type(each).__name__}"
@@ -66,13 +73,32 @@ def entries_of(loaded: Loaded, objects: Sequence[Callback]) -> list[Entry]:
                 f"train at {user_line()}: callbacks has {what}; a callback is an object of a class derived from jobflow.trainer.Callback"
             )
         name = type(each).__qualname__.rpartition("<locals>.")[2]
-        entries.append(Entry(f"{type(each).__module__}:{name}", type(each), partial(_itself, each)))
+        entries.append(_entry(f"{type(each).__module__}:{name}", type(each), partial(_itself, each)))
+    entries += _of_keys(loaded)
     counts: dict[str, int] = {}
     numbered = []
     for entry in entries:
         counts[entry.name] = number = counts.get(entry.name, 0) + 1
-        numbered.append(entry if number == 1 else Entry(f"{entry.name} ({number})", entry.kind, entry.make, entry.arguments))
+        numbered.append(entry if number == 1 else replace(entry, name=f"{entry.name} ({number})"))
     return numbered
+
+
+def _entry(name: str, kind: type[Callback], make: Callable[[], Callback], arguments: Mapping[str, Any] = MappingProxyType({})) -> Entry:
+    if not issubclass(kind, StepExtension):
+        return Entry(name, kind, make, arguments)
+    extension: Any = guarded(name, "the constructor", make)
+    return Entry(name, kind, partial(_itself, extension), arguments, extension)
+
+
+def _of_keys(loaded: Loaded) -> Iterator[Entry]:
+    """Yield the callbacks of evaluation.early_stopping and checkpoint.keep_best."""
+    early, saving = loaded.config.evaluation.early_stopping, loaded.config.checkpoint
+    if early is not None:
+        arguments = {"metric": early.metric, "mode": early.mode, "patience": early.patience, "min_delta": early.min_delta}
+        yield Entry(EARLY_STOPPING, EarlyStopping, partial(EarlyStopping, **arguments), arguments)
+    if saving.keep_best:
+        kept: dict[str, Any] = {"metric": saving.best_metric, "mode": saving.best_mode, "keep": saving.keep_best, "saves": False}
+        yield Entry("checkpoint.keep_best", BestCheckpoint, partial(BestCheckpoint, **kept), kept)
 
 
 def _itself(callback: Callback) -> Callback:
@@ -123,10 +149,35 @@ class Stop:
     entry: str
     key: str
     reason: str
+    ending: Stopped
 
     def __call__(self, calls: Calls) -> None:
         if calls.stop is None:
             calls.stop = self
+
+
+@dataclass(frozen=True)
+class Save:
+    """The request to save a checkpoint after the current step."""
+
+    def __call__(self, calls: Calls) -> None:
+        calls.saves = True
+
+
+@dataclass(frozen=True)
+class KeepBest:
+    """The request to keep the best checkpoints by a metric."""
+
+    metric: str
+    mode: Literal["min", "max"]
+    count: int
+
+    def __call__(self, calls: Calls) -> None:
+        calls.best = self
+
+    def of(self, series: Series) -> Series:
+        """Return the series with the rule for its best checkpoints."""
+        return replace(series, keep_best=self.count, best_metric=self.metric, best_mode=self.mode)
 
 
 @dataclass(frozen=True)
@@ -163,8 +214,13 @@ class Calls:
     rate: Callable[[], float]
     #: True after a step that changed no variable, because its gradients were not finite
     halted: Callable[[], bool]
+    #: names of the metrics of evaluations during training
+    metrics: Sequence[str] = ()
     factor: float = 1.0
     stop: Stop | None = None
+    #: True if a callback has requested a checkpoint of this step; the best checkpoints that callbacks keep
+    saves: bool = False
+    best: KeepBest | None = None
 
     def __post_init__(self) -> None:
         self._objects: dict[str, Callback] = {}
@@ -172,11 +228,6 @@ class Calls:
         self._caller: Entry | None = None
         self._broken: BaseException | None = None
         self._postponed: list[Any] = []
-
-    @property
-    def acts(self) -> bool:
-        """True if a callback may make requests to the run."""
-        return any(not entry.kind.observes for entry in self.entries)
 
     @property
     def first(self) -> bool:
@@ -281,18 +332,7 @@ class Calls:
                     return
 
     def _guarded(self, entry: Entry, what: str, call: Callable[[], Any]) -> Any:
-        """Call a function of a callback; raise CallbackError, which names the callback and the user's line, from any exception."""
-        try:
-            return call()
-        except Exception as error:
-            if error is self._broken:
-                raise
-            if isinstance(error, CallbackError):
-                raise CallbackError(f"callback {entry.name}: {error}") from error
-            at = f"step {self.run.step:,}" if self.run.step else "the start"
-            raise CallbackError(
-                f"callback {entry.name}: {what}{_line(error)} raised {type(error).__name__} at {at}: {error}; correct the callback or omit it"
-            ) from error
+        return guarded(entry.name, what, call, self.run.step, lambda: self._broken)
 
     def _send(self, request: Any) -> None:
         """Send the postponed requests and `request` to the other ranks."""
@@ -337,7 +377,22 @@ class Calls:
     def request_stop(self, reason: str) -> None:
         self._check_event("stop", (*CHANGING, "on_checkpoint"))
         assert self._caller is not None
-        self._postpone(Stop(self._caller.name, self._caller.key, reason))
+        self._postpone(Stop(self._caller.name, self._caller.key, reason, self._caller.kind.ending))
+
+    def save(self) -> None:
+        self._check_event("save", LOGGING)
+        self._postpone(Save())
+
+    def keep_best(self, metric: str, mode: str, count: int) -> None:
+        self._check_event("keep_best", ("on_start",))
+        if self.best is not None:
+            raise CallbackError(
+                f"run.keep_best at {user_line()}: the run already keeps the best checkpoints by {self.best.metric}; request one metric only"
+            )
+        self._postpone(KeepBest(metric, "max" if mode == "max" else "min", count))
+
+    def metric_names(self) -> Sequence[str]:
+        return self.metrics
 
     def parameters(self) -> tuple[str, ...]:
         return tuple(name for name, variable in self.session.variables.items() if variable.trainable)
@@ -377,6 +432,24 @@ class Calls:
         if not isinstance(name, str) or name not in variables:
             near = did_you_mean_or(str(name), variables, f"run.parameters lists them: {', '.join(self.parameters()[:4])} ...")
             raise CallbackError(f'run.{what} at {user_line()}: the model has no variable "{name}"{near}')
+
+
+def guarded(name: str, what: str, call: Callable[[], Any], step: int = 0, broken: Callable[[], BaseException | None] = lambda: None) -> Any:
+    """Call a function of the callback `name`; raise CallbackError, which names the callback and the user's line, from any exception.
+
+    `broken` returns the error of a request to the run, if one failed; that error is raised unchanged.
+    """
+    try:
+        return call()
+    except Exception as error:
+        if error is broken():
+            raise
+        if isinstance(error, CallbackError | ConfigError):
+            raise CallbackError(f"callback {name}: {error}") from error
+        at = f"step {step:,}" if step else "the start"
+        raise CallbackError(
+            f"callback {name}: {what}{_line(error)} raised {type(error).__name__} at {at}: {error}; correct the callback or omit it"
+        ) from error
 
 
 #: names of columns in metrics files

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from jobflow.storage.remote import AnyPath
-from jobflow.trainer.training_run import EvaluationReport, Outcome, StepReport, TrainingRun
+from jobflow.trainer.training_run import EvaluationReport, Outcome, StepReport, Stopped, TrainingRun
 
 
 class Callback:
@@ -22,6 +22,10 @@ class Callback:
 
     #: True for a callback that makes no request to the run; the ranks then exchange nothing for it
     observes: ClassVar[bool] = False
+    #: False for a callback that never sets `run.lr`; a run without others has no variable for changes of the learning rate
+    changes_rate: ClassVar[bool] = True
+    #: the kind of end after `run.stop`: "callback" or "early"
+    ending: ClassVar[Stopped] = "callback"
 
     def on_start(self, run: TrainingRun) -> None:
         """Handle the start, before the first step; also the start of a resumed run."""

@@ -57,6 +57,7 @@ from jobflow.trainer.network import Network, key_line, layered, line_of, network
 from jobflow.trainer.optimizing import optimizer_from
 from jobflow.trainer.parameter_groups import check_groups
 from jobflow.trainer.set_metrics.configured_metrics import SetMetrics
+from jobflow.trainer.step_extensions import StepExtension
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
 
 #: names of the jobs for training, evaluation and prediction
@@ -84,6 +85,8 @@ class Jobs:
     fields: Fields = field(default_factory=dict)
     #: True if callbacks may change the learning rate
     adjustable: bool = False
+    #: callbacks that add operations to the train job
+    extensions: Sequence[StepExtension] = ()
     #: names of the model's means, after a job has been traced
     metrics: tuple[str, ...] = ()
     #: names of the outputs of a prediction, after a predict job has been traced
@@ -94,7 +97,7 @@ class Jobs:
     mixed: MixedSamples | None = None
     #: the configured metrics over a set
     set_metrics: SetMetrics = field(init=False)
-    _made: dict[tuple[str, int, tuple[str, ...]], Job] = field(default_factory=dict)
+    _made: dict[tuple[str, int, tuple[str, ...], tuple[StepExtension, ...]], Job] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.set_metrics = SetMetrics(self.loaded)
@@ -129,13 +132,13 @@ class Jobs:
         """Return True if a batch of `rows` samples uses the mirrored view; batches with fewer samples than ranks do not."""
         return self.config.strategy.view == "mirrored" and rows >= self.ranks
 
-    def train(self, rows: int) -> Job:
-        """Return the job for one training step over `rows` samples.
+    def train(self, rows: int, step: int | None = None) -> Job:
+        """Return the job for one training step over `rows` samples, with the operations of callbacks that are due in `step`; by default, with all.
 
         The results are the loss and all metrics, as one value per row or as means over parts of the batch. The result HALTED counts the non-finite
         gradient elements of an earlier step; variables have not changed since that step.
         """
-        return self._job(TRAIN, rows, self.trained)
+        return self._job(TRAIN, rows, self.trained, tuple(one for one in self.extensions if step is None or one.is_due(step)))
 
     def evaluation(self, rows: int) -> Job:
         """Return the job that computes the loss and all metrics of `rows` samples without an update."""
@@ -203,14 +206,17 @@ class Jobs:
                     f"{advice}, or use the length of the arguments, such as x.shape[0]. The error: {error}"
                 ) from error
 
+    def evaluated(self, place: str = "validation") -> list[str]:
+        """Return the names of the metrics of an evaluation, after a job has been traced."""
+        return [f"{place}/{name}" for name in dict.fromkeys([*self.metrics, *self.set_metrics.scalars])]
+
     def check_metrics(self) -> None:
         """Raise ConfigError if the configuration names a metric that the traced model does not return."""
-        names = dict.fromkeys([*self.metrics, *self.set_metrics.scalars])
-        known, early = [f"validation/{name}" for name in names], self.config.evaluation.early_stopping
+        known, early = self.evaluated(), self.config.evaluation.early_stopping
         waited = {"evaluation.early_stopping.metric": early.metric if early else None, "checkpoint.best_metric": self.config.checkpoint.best_metric}
         if self.config.sweep is not None:
             waited["sweep.metric"] = self.config.sweep.metric
-            known += [f"train/{name}" for name in names]
+            known += self.evaluated("train")
         plan = self.config.optimizer.schedule
         waited["optimizer.schedule.metric"] = plan.metric if isinstance(plan, Plateau) else None
         for key, metric in waited.items():
@@ -232,18 +238,19 @@ class Jobs:
 
     # ---------------------------------------------------------------- declaration
 
-    def _job(self, kind: str, rows: int, types: Fields) -> Job:
-        key = (kind, rows, tuple(types))
+    def _job(self, kind: str, rows: int, types: Fields, due: tuple[StepExtension, ...] = ()) -> Job:
+        key = (kind, rows, tuple(types), due)
         if key not in self._made:
-            self._made[key] = self._declared(kind, rows, types)
+            self._made[key] = self._declared(kind, rows, types, due)
             self.session.register(self._made[key])
         return self._made[key]
 
-    def _declared(self, name: str, rows: int, types: Fields, *, plain: bool = False) -> Job:
-        """Declare a job; with `plain`, in the consistent view and without a strategy."""
+    def _declared(self, name: str, rows: int, types: Fields, due: tuple[StepExtension, ...] = (), *, plain: bool = False) -> Job:
+        """Declare a job, a train job with the operations of the callbacks `due`; with `plain`, in the consistent view and without a strategy."""
         bodies: dict[str, Callable[..., dict[str, Any]]] = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}
         body = bodies[name]
-        options = {} if name == PREDICTION else {"metrics": not plain}
+        options: dict[str, Any] = {} if name == PREDICTION else {"metrics": not plain}
+        options |= {"due": due} if name == TRAIN else {}
 
         def function(*values: Any) -> Any:
             with at_line(line_of(self.loaded, "model")):
@@ -269,7 +276,7 @@ class Jobs:
             config.mixed_precision({"float16": float16, "bfloat16": bfloat16}[strategy.precision])
         return StagedJob(function, name == TRAIN, config, self.network.where, optimizer_of)
 
-    def _train(self, batch: dict[str, Any], metrics: bool) -> dict[str, Any]:
+    def _train(self, batch: dict[str, Any], metrics: bool, due: Sequence[StepExtension]) -> dict[str, Any]:
         body: JobBody = scope.current().interpreter  # type: ignore[assignment]
         body.frozen = self.config.freeze
         outputs, results = self._outputs(batch, metrics)
@@ -277,7 +284,7 @@ class Jobs:
         check_frozen(self.loaded, self.variables)
         check_groups(self.loaded, self.variables)
         with at_line(line_of(self.loaded, "optimizer")):
-            optimizer: Minimizer = optimizer_from(self.config, self.steps, adjustable=self.adjustable)
+            optimizer: Minimizer = optimizer_from(self.config, self.steps, adjustable=self.adjustable, extensions=due)
             optimizer.minimize(_weighed(outputs["loss"], next(iter(batch.values()))))
         return {**_by_row(outputs, batch), **results, HALTED: body.slot(f"{NOT_FINITE}-{body.name}", COUNT, 0, None)}
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import CheckpointError, ConfigError, at_line, counted
+from jobflow.core.errors import CheckpointError, ConfigError, at_line
 from jobflow.core.notices import notice
 from jobflow.data.ahead import Reading
 from jobflow.data.batch import Batch, Position
@@ -36,6 +36,7 @@ from jobflow.trainer.class_names import classes_of
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.configured_rates import FACTOR, plateau_of
+from jobflow.trainer.early_stopping import EARLY_STOPPING
 from jobflow.trainer.evaluate import batches_of, measure, rows_of
 from jobflow.trainer.fingerprint import Fingerprint
 from jobflow.trainer.finite import first_not_finite
@@ -46,15 +47,16 @@ from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Jobs, Means, prepared
 from jobflow.trainer.loggers import loggers, recorder
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
+from jobflow.trainer.parameter_average import averaged, averages_of, begin_averages, exchange_averages
 from jobflow.trainer.parameter_groups import groups_text
 from jobflow.trainer.resume import Progress, check_alike, check_configurations, chosen, follow, read, sampled, series_of, set_aside_behind, together
 from jobflow.trainer.set_metrics.configured_metrics import PREFIX
 from jobflow.trainer.set_metrics.epochs import Epochs
 from jobflow.trainer.start_from import start
-from jobflow.trainer.stopping import Agreement, Clock, Early, Signals
+from jobflow.trainer.stopping import Agreement, Clock, Signals
 from jobflow.trainer.training_batches import batches_of_training
 from jobflow.trainer.training_run import ENDS, Outcome, StepReport, Stopped, TrainingRun
-from jobflow.trainer.units import metric_text, metrics_text
+from jobflow.trainer.units import metrics_text
 
 
 def train(
@@ -113,9 +115,8 @@ class Loop:
     def __post_init__(self) -> None:
         self.loaded, self.config, self.session = self.jobs.loaded, self.jobs.config, self.jobs.session
         self.series = series_of(self.config)
-        self.jobs.adjustable = any(not entry.kind.observes for entry in self.entries)
-        stopping = self.config.evaluation.early_stopping
-        self.early = None if stopping is None else Early(stopping.metric, stopping.mode, stopping.patience, stopping.min_delta)
+        self.jobs.adjustable = any(not entry.kind.observes and entry.kind.changes_rate for entry in self.entries)
+        self.jobs.extensions = [entry.extension for entry in self.entries if entry.extension is not None]
         self.rates = schedule_from(self.config.optimizer, self.jobs.steps)
         self.plateau = plateau_of(self.config.optimizer)
         self.agreement = Agreement(self.session, self.clock, lambda: (self.signals.request, self.signals.announced))
@@ -137,7 +138,9 @@ class Loop:
     def run(self, resume: str) -> TrainingRun:
         """Run the whole training, and return the run with its outcome."""
         self._check_alike()
-        job = self.jobs.train(rows_of(self.jobs.samples["train"], self.config.data.batch_size))
+        rows = rows_of(self.jobs.samples["train"], self.config.data.batch_size)
+        job = self.jobs.train(rows)
+        self.jobs.train(rows, 0)  # declared before the first program is compiled, which a later declaration would release
         self._compiled = self.session.compiled(job, job.declared_shapes(self.session))
         self.jobs.check_metrics()
         self.jobs.check_lengths()
@@ -148,6 +151,7 @@ class Loop:
             checkpoint = self._resume(resume)
             if checkpoint is None and self.config.start_from is not None:
                 self._before = start(self.jobs)
+            self._begin_averages()
             self._create_run(checkpoint)
             if self._is_complete:
                 self._complete(checkpoint)
@@ -157,6 +161,14 @@ class Loop:
             print(f"jobflow: {self.record.message}", file=sys.stderr)
         return self.record
 
+    def _begin_averages(self) -> None:
+        """Set the averages of the parameters, if there are any: to those of the checkpoint, or to the parameters."""
+        if self.progress.averaged:
+            exchange_averages(self.session)
+        else:
+            begin_averages(self.session)
+        self.progress.averaged = bool(averages_of(self.session))
+
     def _create_run(self, checkpoint: AnyPath | None) -> None:
         """Create the run and the calls of its callbacks."""
         logging = loggers(self.loaded, self.tracing) if self._writes else [History()]
@@ -164,7 +176,8 @@ class Loop:
         if not self._stopped_before:
             self.progress.stop = None
         self.recorder = self.record.recorded = recorder(logging)
-        self.calls = Calls(self.session, self.record, self.entries, logging, lambda: self._rate(self.progress.step), self._halted)
+        metrics = [] if self._validation is None else self.jobs.evaluated()
+        self.calls = Calls(self.session, self.record, self.entries, logging, lambda: self._rate(self.progress.step), self._halted, metrics)
 
     def _called(self) -> None:
         """Run the remaining steps with calls of the callbacks."""
@@ -181,22 +194,24 @@ class Loop:
     @property
     def _is_complete(self) -> bool:
         """True if no work remains; a run that was stopped may lack its last evaluation."""
-        over = self._over or self._stopped_before or (self.early is not None and self.early.is_over)
+        over = self._over or self._stopped_before is not None
         return over and self.progress.step > 0 and (self._validation is None or self.progress.evaluated == self.progress.step)
 
     @property
-    def _stopped_before(self) -> bool:
-        """True if a callback stopped the run before, and the run still has this callback with the same arguments."""
-        return self.progress.stop is not None and self.progress.stop["key"] in [entry.key for entry in self.entries]
+    def _stopped_before(self) -> Stopped | None:
+        """The kind of end, if a callback stopped the run before, and the run still has this callback with the same arguments; else None."""
+        key = None if self.progress.stop is None else self.progress.stop["key"]
+        return next((entry.kind.ending for entry in self.entries if entry.key == key), None)
 
     def _complete(self, checkpoint: AnyPath | None) -> None:
         """Set the outcome of a run that was already complete; its files remain unchanged."""
         step, steps = self.progress.step, self.jobs.steps
-        self.stopped = "end" if self._over else "callback" if self._stopped_before else "early"
+        self.stopped = "end" if self._over else self._stopped_before or "callback"
         done = f"step {step:,} of {steps:,}" if step <= steps else f"{step:,} steps, and {steps:,} are configured"
-        longer = {"end": "increase training.epochs or training.steps", "early": "increase evaluation.early_stopping.patience"}.get(self.stopped)
-        if self.progress.stop is not None and longer is None:
-            longer = f"omit the callback {self.progress.stop['entry']} or change its arguments"
+        longer = "increase training.epochs or training.steps"
+        if self.stopped != "end" and self.progress.stop is not None:
+            entry = self.progress.stop["entry"]
+            longer = f"increase {entry}.patience" if entry == EARLY_STOPPING else f"omit the callback {entry} or change its arguments"
         self.message = (
             f"{self.config.output} is complete ({'' if self._over else f'{ENDS[self.stopped][1]} at '}{done}; "
             f"{metrics_text(self.progress.metrics)}) and stays unchanged; {longer} to continue, or start again with --resume never"
@@ -208,10 +223,7 @@ class Loop:
     def _train(self) -> None:
         if (self._due(self.config.evaluation) or ((self._over or self._stopped_before) and self.progress.step)) and self._evaluate():
             self._saved_step = -1  # an interrupted run saves the omitted evaluation with its checkpoint
-        if self.early is not None and self.early.is_over:
-            self.stopped = "early"
-        if self._stopped_before or self.calls.stop is not None:
-            self.stopped = self.stopped or "callback"
+        self.stopped = self.stopped or self._stopped_before
         if self._over:
             self.stopped = self.stopped or "end"
         if self.stopped:
@@ -237,7 +249,7 @@ class Loop:
             self.tracing.before(step)
         self._steps = (*self._steps[-1:], Before(replace(self.progress, metrics=dict(self.progress.metrics)), self.session.runs.get(TRAIN, 0), batch))
         with batch.told(), at_line(line_of(self.loaded, "data.train")):
-            outputs = self.jobs.call(self.jobs.train(batch.size), batch.arguments)
+            outputs = self.jobs.call(self.jobs.train(batch.size, step), batch.arguments)
         if self.tracing is not None:
             self.tracing.after(step)
         halted = int(outputs.pop(HALTED)[0])
@@ -253,11 +265,9 @@ class Loop:
         seconds = time.perf_counter() - began
         self._account(batch, values, seconds, waited)
         self._decide()
-        evaluates = (self._due(self.config.evaluation) or self._over or self.stopped == "callback") and self.stopped not in (
-            "interrupt",
-            "terminated",
-        )
-        saves = self._due(self.config.checkpoint) or self.stopped is not None
+        by_callback = self.stopped in ("callback", "early")
+        evaluates = (self._due(self.config.evaluation) or self._over or by_callback) and self.stopped not in ("interrupt", "terminated")
+        saves = self._due(self.config.checkpoint) or self.stopped is not None or self.calls.saves
         if (evaluates or saves or batch.ends_epoch) and self._halted():
             self._not_finite(self._steps[-1], None)
             return began
@@ -266,9 +276,9 @@ class Loop:
         if batch.ends_epoch and (report := self._epochs.ended(self.progress.step, batch.position.epoch)):
             self.progress.metrics.update(report.metrics)
             self._call("on_epoch", report)
-        if evaluates or self.stopped == "callback":
+        if evaluates or self.stopped in ("callback", "early"):
             self._evaluate()
-        if saves or self.stopped:
+        if saves or self.stopped or self.calls.saves:
             self._save()
         self.clock.stepped(seconds)
         return time.perf_counter()
@@ -328,8 +338,8 @@ class Loop:
         self.calls.call(event, *arguments)
         stop = self.calls.stop
         if stop is not None and not self.stopped:
-            self.stopped = "callback"
-            self.message = f"{stop.entry} stopped the run{': ' if stop.reason else ''}{stop.reason}"
+            self.stopped = stop.ending
+            self.message = stop.reason if stop.ending == "early" else f"{stop.entry} stopped the run{': ' if stop.reason else ''}{stop.reason}"
             self.progress.stop = {"entry": stop.entry, "key": stop.key, "reason": stop.reason}
 
     # ---------------------------------------------------------------- beginning
@@ -352,8 +362,6 @@ class Loop:
             return None
         together(self.session, lambda: set_aside_behind(self.series, self.progress.step))
         self._saved, self._saved_step = checkpoint, self.progress.step
-        if self.early is not None and self.progress.early is not None:
-            self.early.restore(self.progress.early)
         self._epochs.restore(self.progress.totals, self.progress.sample, checkpoint)
         if self.plateau is not None:
             if self.progress.plateau is not None:
@@ -386,7 +394,8 @@ class Loop:
         batches, progress = self._validation, self.progress
         if batches is None or progress.evaluated == progress.step:
             return False
-        report = measure(self.jobs, batches, "validation", progress.step, progress.epoch, self._classes)
+        with averaged(self.session):
+            report = measure(self.jobs, batches, "validation", progress.step, progress.epoch, self._classes)
         progress.evaluated = progress.step
         self.clock.evaluated(report.seconds)
         progress.metrics.update(report.metrics)
@@ -395,12 +404,6 @@ class Loop:
             if self.plateau.heed(report.metrics[self.plateau.options.metric]):
                 self.session.write({FACTOR: np.full(1, self.plateau.factor)})
             progress.plateau = self.plateau.state()
-        if self.early is not None:
-            if self.early.heed(report.metrics[self.early.metric]):
-                self.stopped = "early"
-                best = metric_text(self.early.metric, self.early.best or 0.0)
-                self.message = f"{self.early.metric} did not improve on {best} in {counted(self.early.patience, 'evaluation')}"
-            progress.early = self.early.state()
         return True
 
     # ---------------------------------------------------------------- saving
@@ -411,9 +414,11 @@ class Loop:
         The save is asynchronous if checkpoint.asynchronous is set and the run continues.
         """
         step = self.progress.step
+        self.calls.saves = False
         if self._saved_step == step:
             return
         self._settle()
+        series = self.series if self.calls.best is None else self.calls.best.of(self.series)
         self.progress.callbacks = self.calls.states()
         self.progress.totals = self._epochs.state()
         extra = self.progress.extra(self.loaded.plain, self.jobs.samples["train"])
@@ -424,9 +429,9 @@ class Loop:
         if criterion is not None and criterion.weights is not None:
             extra["class_weights"] = list(criterion.weights)
         later = self.config.checkpoint.asynchronous and not self.stopped
-        with self._may_fail(step):
+        with self._may_fail(step), averaged(self.session):
             began = time.perf_counter()
-            saving = self.series.save(self.session, step, extra, asynchronous=later)
+            saving = series.save(self.session, step, extra, asynchronous=later)
             self._saving, self._saved_step = (step, saving, began), step
         if not later:
             self._settle()
@@ -481,7 +486,7 @@ class Loop:
         session, bad = self.session, before.progress.step + 1
         what = "the gradients" if loss is None else f"the loss {loss}"
         batch = self._halted()
-        cause = first_not_finite(session, self.jobs.train(before.batch.size), before.batch, before.run)
+        cause = first_not_finite(session, self.jobs.train(before.batch.size, bad), before.batch, before.run)
         self._epochs.drop()
         self.stopped, self.message = "nan", f"step {bad}: {what}; {cause}"
         self.progress = before.progress

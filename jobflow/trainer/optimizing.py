@@ -43,6 +43,7 @@ from jobflow.trainer.config.optimizer_schema import (
 from jobflow.trainer.configured_rates import FACTOR, OfFunction
 from jobflow.trainer.configured_rates import OneCycle as OneCycleRates
 from jobflow.trainer.parameter_groups import Choice, choice_of
+from jobflow.trainer.step_extensions import StepExtension, extended
 
 #: initial loss scale with float16; each overflow of a gradient reduces the scale and skips a step
 FIRST_SCALE = 2.0**15
@@ -152,6 +153,8 @@ class GroupedOptimizer(Minimizer):
     loss_scale_policy: LossScale | None = None
     #: names of variables that multiply the learning rates
     factors: tuple[str, ...] = ()
+    #: callbacks with operations in this job
+    extensions: tuple[StepExtension, ...] = ()
     loss_scale_factor: float | None = None
     train_step_lbn: str | None = field(default=None)
 
@@ -163,6 +166,7 @@ class GroupedOptimizer(Minimizer):
 
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
         """Return the new values of parameters and of their slots, by name."""
+        unclipped = parameters
         for clip in self.clippings:
             parameters = clip.clipped(parameters)
         groups: dict[Choice, list[Parameter]] = {}
@@ -173,6 +177,7 @@ class GroupedOptimizer(Minimizer):
         for choice, own in groups.items():
             rule, schedule = rule_of(self.options, choice.weight_decay), schedule_from(self.options, self.steps, choice.lr)
             new.update(updated(own, partial(_same, rule), partial(_rate, schedule, step, factors), step, slots))
+        extended(self.extensions, unclipped, new, step, slots)
         return new
 
 
@@ -186,9 +191,10 @@ def _rate(schedule: of.Schedule, step: Value, factors: Sequence[Value], dtype: D
     return ew.cast(reduce(ew.multiply, factors, learning_rate(schedule, step, float64)), dtype)
 
 
-def optimizer_from(config: schema.TrainConfig, steps: int, *, adjustable: bool = False) -> Minimizer:
+def optimizer_from(config: schema.TrainConfig, steps: int, *, adjustable: bool = False, extensions: Sequence[StepExtension] = ()) -> Minimizer:
     """Return the configured optimizer.  With `adjustable`, the variable RATE_FACTOR multiplies its learning rates.
 
+    `extensions` are the callbacks with operations in the job.
     With float16 the optimizer has a dynamic loss scale.  Otherwise it halts at non-finite gradients if training.halt_where_not_finite is set.
     """
     options = config.optimizer
@@ -203,4 +209,4 @@ def optimizer_from(config: schema.TrainConfig, steps: int, *, adjustable: bool =
     elif config.training.halt_where_not_finite:
         policy = loss_scale.halt_where_not_finite()
     factors = [*([FACTOR] if isinstance(options.schedule, Plateau) else []), *([RATE_FACTOR] if adjustable else [])]
-    return GroupedOptimizer(options, steps, tuple(clippings), policy, tuple(factors))
+    return GroupedOptimizer(options, steps, tuple(clippings), policy, tuple(factors), tuple(extensions))

@@ -28,9 +28,12 @@ from jobflow.storage.untrusted import whole
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.config.keys import default_at
 from jobflow.trainer.configured_rates import FACTOR
+from jobflow.trainer.early_stopping import EARLY_STOPPING
 from jobflow.trainer.facts import sizes_of
 from jobflow.trainer.fingerprint import Fingerprint
 from jobflow.trainer.optimizing import RATE_FACTOR
+from jobflow.trainer.parameter_average import averages_of
+from jobflow.trainer.step_extensions import PREFIX
 
 T = TypeVar("T")
 
@@ -38,7 +41,7 @@ T = TypeVar("T")
 NEVER = "use the jobflow version that saved them, or correct permissions and limits; --resume never starts a new run and renames the checkpoints"
 PRECISION = "strategy.precision"
 #: beginnings of the names of variables that other settings create
-VARYING = (NOT_FINITE, "System-Train-DynamicLossScale", RATE_FACTOR, FACTOR)
+VARYING = (NOT_FINITE, "System-Train-DynamicLossScale", RATE_FACTOR, FACTOR, PREFIX)
 #: keys of the configuration that must not change
 FIXED = (
     "seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "data.mixup", "data.cutmix", "optimizer.name", "freeze",
@@ -57,8 +60,6 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     #: the step of the latest evaluation
     evaluated: int = 0
-    #: state of early stopping
-    early: dict[str, Any] | None = None
     #: seconds of training, over all runs
     seconds: float = 0.0
     #: states of callbacks by name, and the callback that stopped the run with its reason
@@ -68,6 +69,8 @@ class Progress:
     totals: dict[str, Any] = field(default_factory=dict)
     #: state of the schedule "plateau"
     plateau: dict[str, Any] | None = None
+    #: True if the checkpoint has averages in place of the parameters; see `ParameterAverage`
+    averaged: bool = False
 
     def extra(self, plain: Mapping[str, Any], samples: Samples | Stream) -> dict[str, Any]:
         """Return a checkpoint's entries in addition to variables, seed, run counts and layout; `samples` are the training samples."""
@@ -81,11 +84,11 @@ class Progress:
             "fields": {name: [list(field.shape), field.dtype.name] for name, field in samples.fields.items()},
             "trainer": {
                 "evaluated": self.evaluated,
-                "early": self.early,
                 "seconds": self.seconds,
                 "stop": self.stop,
                 "totals": self.totals,
                 "plateau": self.plateau,
+                "averaged": self.averaged,
             },
             "callbacks": self.callbacks,
         }
@@ -97,21 +100,21 @@ class Progress:
             position, own = extra["position"], extra["trainer"]
             if not isinstance(extra["config"], Mapping):
                 raise TypeError("a configuration")
-            early = own["early"]
-            if early is not None:
-                early = {"best": None if early["best"] is None else float(early["best"]), "waited": whole(early["waited"])}
+            states = dict(extra.get("callbacks", {}))
+            if (early := own.get("early")) is not None:  # earlier releases saved it here
+                states[EARLY_STOPPING] = {"best": None if early["best"] is None else float(early["best"]), "waited": whole(early["waited"])}
             return cls(
                 whole(extra["step"]),
                 whole(position["epoch"]),
                 whole(position["sample"]),
                 {str(name): float(value) for name, value in extra["metrics"].items()},
                 whole(own["evaluated"]),
-                early,
                 float(own["seconds"]),
-                dict(extra.get("callbacks", {})),
+                states,
                 None if own.get("stop") is None else {name: str(own["stop"][name]) for name in ("entry", "key", "reason")},
                 dict(own.get("totals", {})),  # earlier releases saved none
                 _plateau(own.get("plateau")),
+                bool(own.get("averaged", False)),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CheckpointError(
@@ -370,6 +373,11 @@ def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint |
         text = program.check(path, entries.get("fingerprint"), loaded.config.checkpoint.accept_changed_model)
         if text and session.writes_files:
             notice(text)
+    if progress.averaged and not averages_of(session):
+        raise ConfigError(
+            f"{path} was saved with the callback ParameterAverage, and this run has none; list the callback, start a run with start_from: {path}, "
+            f"or start again with --resume never"
+        )
     same = _at(entries["config"], PRECISION) == loaded.config.strategy.precision and adjusted == _factors(session.variables)
     loaded_entries = _load(session, path, same)
     if json.dumps(loaded_entries, sort_keys=True) != json.dumps(entries, sort_keys=True):
@@ -378,15 +386,14 @@ def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint |
 
 
 def _inspected(path: AnyPath) -> tuple[dict[str, Any], list[str]]:
-    """Return the extra entries of a checkpoint, and its factors of the learning rate."""
+    """Return the extra entries of a checkpoint, and its factors of the learning rate and variables of callbacks."""
     saved = store.load(path)
     return dict(saved.extra), _factors(saved)
 
 
 def _factors(variables: Iterable[str]) -> list[str]:
-    """Return the names of the variables that multiply the learning rate: that of callbacks, and that of a plateau."""
-    names = set(variables)
-    return [name for name in (RATE_FACTOR, FACTOR) if name in names]
+    """Return the names of the variables that multiply the learning rate, those of callbacks and of a plateau, and of other variables of callbacks."""
+    return sorted(name for name in variables if name in (RATE_FACTOR, FACTOR) or name.startswith(PREFIX))
 
 
 def _load(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
@@ -416,12 +423,9 @@ def _loaded(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
 
 
 def series_of(config: TrainConfig) -> Series:
-    """Return the series of checkpoints that a configuration describes."""
+    """Return the series of checkpoints that a configuration describes; the callback BestCheckpoint adds the rule for the best ones."""
     options = config.checkpoint
     return Series(
         path_of(options.directory),
         keep_last=options.keep_last,
-        keep_best=options.keep_best,
-        best_metric=options.best_metric,
-        best_mode=options.best_mode,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, JobflowError, user_line
+from jobflow.core.errors import ConfigError, JobflowError, did_you_mean_or, user_line
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.engine.compiled import Compiled
@@ -128,6 +128,15 @@ class Controls(Protocol):
     def log(self, name: str, value: float) -> None:
         """Add a value to the records of the current step or evaluation."""
 
+    def save(self) -> None:
+        """Save a checkpoint after the current step."""
+
+    def keep_best(self, metric: str, mode: str, count: int) -> None:
+        """Keep the best checkpoints by a metric."""
+
+    def metric_names(self) -> Sequence[str]:
+        """Return the names of the metrics of evaluations during training."""
+
 
 @dataclass(eq=False)
 class TrainingRun:
@@ -212,6 +221,23 @@ class TrainingRun:
         if not isinstance(name, str) or not is_real(value):
             raise CallbackError(f"run.log at {user_line()}: pass a name and a number, not {name!r} and {value!r:.80}")
         self._controls("log").log(name, float(value))
+
+    def save(self) -> None:
+        """Save a checkpoint after the current step, in addition to those of the configuration."""
+        self._controls("save").save()
+
+    def keep_best(self, metric: str, mode: str = "min", count: int = 1) -> None:
+        """Keep the `count` best checkpoints by a metric, in addition to the newest ones; call it in `on_start`."""
+        self._controls("keep_best").keep_best(metric, mode, count)
+
+    def check_metric(self, name: str) -> None:
+        """Raise ConfigError unless evaluations during training measure this metric, such as "validation/loss"."""
+        known = self._controls("check_metric").metric_names()
+        if not known:
+            raise ConfigError(f"{name}: the run has no evaluations; set data.validation")
+        if name not in known:
+            near = did_you_mean_or(name, known, f"there are {', '.join(known)}; the section metrics adds more")
+            raise ConfigError(f'the evaluations measure no metric "{name}"{near}')
 
     def _controls(self, what: str) -> Controls:
         if self.controls is None:
