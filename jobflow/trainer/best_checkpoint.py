@@ -35,9 +35,9 @@ class BestCheckpoint(Callback):
         value = report.metrics[self.metric]
         if not self.saves or math.isnan(value):
             return
-        kept = sorted([*self.best, value], reverse=self.mode == "max")[: self.keep]
-        if kept != self.best:
-            self.best = kept
+        best = sorted([*self.best, value], reverse=self.mode == "max")[: self.keep]
+        if best != self.best:
+            self.best = best
             run.save()
 
     def state_dict(self) -> dict[str, Any]:

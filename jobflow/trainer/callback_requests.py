@@ -11,29 +11,27 @@ from __future__ import annotations
 
 import json
 import re
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, SourceLine, did_you_mean_or, is_users, user_line
-from jobflow.core.imports import function_named
+from jobflow.core.errors import ConfigError, did_you_mean_or, user_line
 from jobflow.core.notices import notice
-from jobflow.engine.session import Session
+from jobflow.core.types import Array
+from jobflow.data.samples import Samples
 from jobflow.program.commands import ExchangeItems
 from jobflow.storage.series import Series
-from jobflow.trainer.best_checkpoint import BestCheckpoint
+from jobflow.trainer.callback_entries import Entry, guarded, handles, line_text
 from jobflow.trainer.callbacks import Callback
-from jobflow.trainer.config import Loaded
-from jobflow.trainer.early_stopping import EARLY_STOPPING, EarlyStopping
+from jobflow.trainer.jobs import Jobs
 from jobflow.trainer.optimizing import RATE_FACTOR
+from jobflow.trainer.parameter_average import averages_of, exchange_averages
 from jobflow.trainer.resume import together
-from jobflow.trainer.step_extensions import StepExtension
+from jobflow.trainer.shown_samples import write_sample
 from jobflow.trainer.training_run import CallbackError, Stopped, TrainingRun
 
 #: events at which callbacks may change parameters and the learning rate; others happen at times that depend on the speed of a disk
@@ -41,68 +39,6 @@ CHANGING = ("on_start", "on_step", "on_epoch", "on_evaluation")
 LOGGING = ("on_step", "on_epoch", "on_evaluation")
 #: the syntax of a name that a callback logs
 LOGGED = r"[A-Za-z_][\w./ -]*"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A callback of a run: its name in messages, its class, and its arguments in the configuration."""
-
-    name: str
-    kind: type[Callback]
-    make: Callable[[], Callback]
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: the callback of every process, if it adds operations to the train job; None for callbacks that only rank 0 creates
-    extension: StepExtension | None = None
-
-    @property
-    def key(self) -> str:
-        """The name and the arguments; a run that the callback stopped is complete as long as a callback has this key."""
-        return f"{self.name} {json.dumps(dict(self.arguments), sort_keys=True, default=str)}"
-
-
-def entries_of(loaded: Loaded, objects: Sequence[Callback]) -> list[Entry]:
-    """Return the callbacks of the configuration, then those passed to `train`; raise ConfigError for an object of another class."""
-    entries: list[Entry] = []
-    for one in loaded.config.callbacks:
-        kind: Any = function_named(one.callback)
-        entries.append(_entry(one.callback, kind, partial(kind, **one.arguments), one.arguments))
-    for each in objects:
-        if not isinstance(each, Callback):
-            what = f"the class {each.__name__}, pass an object of it" if isinstance(each, type) else f"{each!r:.100} of type {type(each).__name__}"
-            raise ConfigError(
-                f"train at {user_line()}: callbacks has {what}; a callback is an object of a class derived from jobflow.trainer.Callback"
-            )
-        name = type(each).__qualname__.rpartition("<locals>.")[2]
-        entries.append(_entry(f"{type(each).__module__}:{name}", type(each), partial(_itself, each)))
-    entries += _of_keys(loaded)
-    counts: dict[str, int] = {}
-    numbered = []
-    for entry in entries:
-        counts[entry.name] = number = counts.get(entry.name, 0) + 1
-        numbered.append(entry if number == 1 else replace(entry, name=f"{entry.name} ({number})"))
-    return numbered
-
-
-def _entry(name: str, kind: type[Callback], make: Callable[[], Callback], arguments: Mapping[str, Any] = MappingProxyType({})) -> Entry:
-    if not issubclass(kind, StepExtension):
-        return Entry(name, kind, make, arguments)
-    extension: Any = guarded(name, "the constructor", make)
-    return Entry(name, kind, partial(_itself, extension), arguments, extension)
-
-
-def _of_keys(loaded: Loaded) -> Iterator[Entry]:
-    """Yield the callbacks of evaluation.early_stopping and checkpoint.keep_best."""
-    early, saving = loaded.config.evaluation.early_stopping, loaded.config.checkpoint
-    if early is not None:
-        arguments = {"metric": early.metric, "mode": early.mode, "patience": early.patience, "min_delta": early.min_delta}
-        yield Entry(EARLY_STOPPING, EarlyStopping, partial(EarlyStopping, **arguments), arguments)
-    if saving.keep_best:
-        kept: dict[str, Any] = {"metric": saving.best_metric, "mode": saving.best_mode, "keep": saving.keep_best, "saves": False}
-        yield Entry("checkpoint.keep_best", BestCheckpoint, partial(BestCheckpoint, **kept), kept)
-
-
-def _itself(callback: Callback) -> Callback:
-    return callback
 
 
 # -------------------------------------------------------------------- requests, which every rank carries out
@@ -165,6 +101,26 @@ class Save:
 
 
 @dataclass(frozen=True)
+class Predict:
+    """The request for the outputs of the model for a batch."""
+
+    batch: Mapping[str, Array]
+
+    def __call__(self, calls: Calls) -> dict[str, Array]:
+        first = next(iter(self.batch.values()))
+        return calls.jobs.call(calls.jobs.prediction(len(first)), self.batch)
+
+
+@dataclass(frozen=True)
+class ExchangeAverages:
+    """The request to exchange the averages of the parameters, if there are any, with the parameters."""
+
+    def __call__(self, calls: Calls) -> None:
+        exchange_averages(calls.session)
+        calls.exchanged = not calls.exchanged
+
+
+@dataclass(frozen=True)
 class KeepBest:
     """The request to keep the best checkpoints by a metric."""
 
@@ -205,7 +161,7 @@ class Done:
 class Calls:
     """The callbacks of a run on one rank, and the decisions of the callbacks, which are equal on all ranks."""
 
-    session: Session
+    jobs: Jobs
     run: TrainingRun
     entries: Sequence[Entry]
     #: callbacks of the configuration's `logging`, and the recorder of the run; every rank calls its own
@@ -214,15 +170,16 @@ class Calls:
     rate: Callable[[], float]
     #: True after a step that changed no variable, because its gradients were not finite
     halted: Callable[[], bool]
-    #: names of the metrics of evaluations during training
-    metrics: Sequence[str] = ()
     factor: float = 1.0
     stop: Stop | None = None
     #: True if a callback has requested a checkpoint of this step; the best checkpoints that callbacks keep
     saves: bool = False
     best: KeepBest | None = None
+    #: True while the averages are exchanged with the parameters
+    exchanged: bool = False
 
     def __post_init__(self) -> None:
+        self.session = self.jobs.session
         self._objects: dict[str, Callback] = {}
         self._event = ""
         self._caller: Entry | None = None
@@ -300,7 +257,7 @@ class Calls:
             try:
                 callback.on_exception(self.run, error)
             except Exception as other:  # noqa: BLE001 - code of the user
-                notice(f"callback {name}: on_exception{_line(other)} raised {type(other).__name__}: {other}; the run had failed before")
+                notice(f"callback {name}: on_exception{line_text(other)} raised {type(other).__name__}: {other}; the run had failed before")
 
     def _act(self, entries: Sequence[Entry], event: str, arguments: tuple[Any, ...]) -> None:
         world = self.session.start()
@@ -392,7 +349,46 @@ class Calls:
         self._postpone(KeepBest(metric, "max" if mode == "max" else "min", count))
 
     def metric_names(self) -> Sequence[str]:
-        return self.metrics
+        return self.jobs.evaluated() if "validation" in self.jobs.samples else ()
+
+    def facts(self) -> Mapping[str, Any]:
+        return self.jobs.samples["train"].facts
+
+    def examples(self, count: int) -> dict[str, Any]:
+        samples = self.jobs.samples.get("validation", self.jobs.samples["train"])
+        if not isinstance(samples, Samples):
+            raise CallbackError(f"run.examples at {user_line()}: {samples} is a stream, which cannot be read twice; set data.validation to samples")
+        return samples.read(np.arange(min(count, len(samples))))
+
+    def show(self, name: str, value: Any) -> None:
+        self._check_event("show", LOGGING)
+        self._check_logged("show", name)
+        write_sample(self.run.output, self.run.step, name, value)
+
+    def exchange_averages(self) -> None:
+        self._check_event("averages", (*CHANGING, "on_end"))
+        if self._broken is None and averages_of(self.session):
+            self._do(ExchangeAverages())
+
+    def predict(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        self._check_event("predict", (*CHANGING, "on_end"))
+        fields = self.jobs.network.inputs(self.jobs.fields)
+        arrays: dict[str, Array] = {}
+        for name, type in fields.items():
+            if name not in batch:
+                near = did_you_mean_or(name, batch, f"the batch has {', '.join(batch) or 'no fields'}")
+                raise CallbackError(f'run.predict at {user_line()}: the model needs the field "{name}"{near}')
+            array = np.asarray(batch[name])
+            if array.shape[1:] != type.shape or not len(array):
+                raise CallbackError(
+                    f'run.predict at {user_line()}: the field "{name}" has rows of shape {list(type.shape)}, and the array has the shape '
+                    f"{list(array.shape)}; pass an array [rows, {', '.join(map(str, type.shape))}]"
+                )
+            arrays[name] = array.astype(type.dtype.numpy)
+        if len({len(array) for array in arrays.values()}) != 1:
+            raise CallbackError(f"run.predict at {user_line()}: the fields have different numbers of rows; pass one row per sample")
+        result: dict[str, Any] = self._do(Predict(arrays))
+        return {name: np.asarray(array) for name, array in result.items()}
 
     def parameters(self) -> tuple[str, ...]:
         return tuple(name for name, variable in self.session.variables.items() if variable.trainable)
@@ -404,6 +400,8 @@ class Calls:
     def write(self, name: str, value: Any) -> None:
         self._check_event("write", CHANGING)
         self._check_name("write", name)
+        if self.exchanged:
+            raise CallbackError(f"run.write at {user_line()}: the run uses averages here; write parameters outside of run.averages()")
         type = self.session.variables[name].type
         try:
             array = np.asarray(value).astype(type.dtype.numpy)
@@ -417,11 +415,15 @@ class Calls:
 
     def log(self, name: str, value: float) -> None:
         self._check_event("log", LOGGING)
-        if not re.fullmatch(LOGGED, name):
-            raise CallbackError(f'run.log at {user_line()}: "{name}" is no name of a value; write letters, digits, _, ., / and -')
+        self._check_logged("log", name)
         if name in RESERVED or name.startswith(("train/", "train_epoch/", "validation/")):
             raise CallbackError(f'run.log at {user_line()}: "{name}" is a value of the trainer; choose another name, such as "own/{name}"')
         self._postpone(Log(name, value))
+
+    @staticmethod
+    def _check_logged(what: str, name: str) -> None:
+        if not isinstance(name, str) or not re.fullmatch(LOGGED, name):
+            raise CallbackError(f'run.{what} at {user_line()}: "{name}" is no name of a value; write letters, digits, _, ., / and -')
 
     def _check_event(self, what: str, events: Sequence[str]) -> None:
         if self._event not in events:
@@ -434,34 +436,5 @@ class Calls:
             raise CallbackError(f'run.{what} at {user_line()}: the model has no variable "{name}"{near}')
 
 
-def guarded(name: str, what: str, call: Callable[[], Any], step: int = 0, broken: Callable[[], BaseException | None] = lambda: None) -> Any:
-    """Call a function of the callback `name`; raise CallbackError, which names the callback and the user's line, from any exception.
-
-    `broken` returns the error of a request to the run, if one failed; that error is raised unchanged.
-    """
-    try:
-        return call()
-    except Exception as error:
-        if error is broken():
-            raise
-        if isinstance(error, CallbackError | ConfigError):
-            raise CallbackError(f"callback {name}: {error}") from error
-        at = f"step {step:,}" if step else "the start"
-        raise CallbackError(
-            f"callback {name}: {what}{_line(error)} raised {type(error).__name__} at {at}: {error}; correct the callback or omit it"
-        ) from error
-
-
 #: names of columns in metrics files
 RESERVED = ("step", "epoch", "rate", "seconds", "samples_per_second")
-
-
-def handles(kind: type[Callback], event: str) -> bool:
-    """Return True if a class of callbacks has its own method for an event."""
-    return getattr(kind, event) is not getattr(Callback, event)
-
-
-def _line(error: BaseException) -> str:
-    """Return " at FILE:LINE", the innermost line of the user that raised an error; "" without such a line."""
-    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_users(frame)]
-    return f" at {SourceLine(*lines[-1])}" if lines else ""

@@ -33,8 +33,9 @@ NORM, LARGEST, ZEROS = "gradient_norm", "gradient_max", "gradient_zeros"
 class GradientStatistics(StepExtension):
     """A callback that logs statistics of the gradients before clipping, in the first step and every `every` steps.
 
-    For the whole model and for each parameter in `parameters`, a list of patterns, it logs the Euclidean norm, the largest absolute value, and the
-    share of zeros.  The ranks reduce their own parts, and only three numbers per parameter leave the devices.  Other steps compute nothing more.
+    The statistics are the Euclidean norm, the largest absolute value and the share of zeros.  They are logged for the whole model, and for each
+    parameter that matches a pattern in `parameters`.  The ranks reduce their own parts, and only three numbers per parameter leave the devices.
+    Other steps compute nothing more.
     """
 
     def __init__(self, every: int = 10, parameters: Sequence[str] = ("*",)) -> None:

@@ -206,9 +206,9 @@ class Jobs:
                     f"{advice}, or use the length of the arguments, such as x.shape[0]. The error: {error}"
                 ) from error
 
-    def evaluated(self, place: str = "validation") -> list[str]:
+    def evaluated(self, prefix: str = "validation") -> list[str]:
         """Return the names of the metrics of an evaluation, after a job has been traced."""
-        return [f"{place}/{name}" for name in dict.fromkeys([*self.metrics, *self.set_metrics.scalars])]
+        return [f"{prefix}/{name}" for name in dict.fromkeys([*self.metrics, *self.set_metrics.scalars])]
 
     def check_metrics(self) -> None:
         """Raise ConfigError if the configuration names a metric that the traced model does not return."""

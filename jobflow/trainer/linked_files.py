@@ -26,6 +26,7 @@ CONTENTS = {
     "curves.png": "the curves as a picture",
     "trace.json": "timeline of each rank, for https://ui.perfetto.dev",
     "tensorboard": "events for TensorBoard",
+    "samples": "texts and images that callbacks showed",
     "checkpoints": "checkpoints",
 }
 #: maximum number of other files that are listed

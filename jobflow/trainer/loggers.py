@@ -13,13 +13,14 @@ from jobflow.trainer.notebook_progress import NotebookProgress, notebook_shell
 from jobflow.trainer.progress import Progress
 from jobflow.trainer.report import Report
 from jobflow.trainer.run_file import RunFile
+from jobflow.trainer.shown_samples import SampleFolder
 
 
 def loggers(loaded: Loaded, tracing: Tracing | None = None) -> list[Callback]:
     """Return the callbacks of `logging`, with the recorder of the run's history; the report also shows the trace of `tracing`."""
     logging = loaded.config.logging
     shell = notebook_shell() if logging.progress == "auto" else None
-    files = [RunFile(), *metric_files(loaded.config, Path(loaded.config.output))]
+    files = [RunFile(), SampleFolder(), *metric_files(loaded.config, Path(loaded.config.output))]
     quiet = logging.progress == "none" or shell is not None
     report = Report(traced=lambda: None if tracing is None else tracing.traced, announce=(lambda _: None) if quiet else print)
     recorded = report if logging.report else History()

@@ -29,7 +29,8 @@ from jobflow.data.samples import Samples
 from jobflow.engine.compiled import Compiled
 from jobflow.storage import sessions
 from jobflow.storage.remote import AnyPath
-from jobflow.trainer.callback_requests import Calls, Entry, entries_of
+from jobflow.trainer.callback_entries import Entry, entries_of
+from jobflow.trainer.callback_requests import Calls
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.chrome_trace import Tracing
 from jobflow.trainer.class_names import classes_of
@@ -176,8 +177,7 @@ class Loop:
         if not self._stopped_before:
             self.progress.stop = None
         self.recorder = self.record.recorded = recorder(logging)
-        metrics = [] if self._validation is None else self.jobs.evaluated()
-        self.calls = Calls(self.session, self.record, self.entries, logging, lambda: self._rate(self.progress.step), self._halted, metrics)
+        self.calls = Calls(self.jobs, self.record, self.entries, logging, lambda: self._rate(self.progress.step), self._halted)
 
     def _called(self) -> None:
         """Run the remaining steps with calls of the callbacks."""

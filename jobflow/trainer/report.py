@@ -31,6 +31,7 @@ from jobflow.trainer.preview import alike, common_memory, memory_table, strategy
 from jobflow.trainer.recorded_evaluations import NAME as EVALUATIONS
 from jobflow.trainer.recorded_evaluations import PAGE, evaluations_table
 from jobflow.trainer.set_metrics.metric_names import class_texts
+from jobflow.trainer.shown_samples import samples_section
 from jobflow.trainer.training_run import ENDS, Outcome, TrainingRun, leave
 from jobflow.trainer.units import count_text, duration_text, larger_is_better, metric_text, percent, rate_text, size_text
 
@@ -132,6 +133,7 @@ def report_page(
     sections = {
         "result": result(run, history, laid_out, UNFINISHED if unfinished else _message(history, error), path.parent),
         "curves": curves(run, history),
+        "samples": samples_section(run.output),
         "time": timing(run, history, traced),
         "memory": memory(laid_out, run.ranks),
         "communication": communication(laid_out, run.ranks),

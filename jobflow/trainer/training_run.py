@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -134,6 +135,21 @@ class Controls(Protocol):
     def keep_best(self, metric: str, mode: str, count: int) -> None:
         """Keep the best checkpoints by a metric."""
 
+    def predict(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs of the model for a batch."""
+
+    def exchange_averages(self) -> None:
+        """Exchange the averages with the parameters."""
+
+    def examples(self, count: int) -> dict[str, Any]:
+        """Return the first samples of evaluations."""
+
+    def show(self, name: str, value: Any) -> None:
+        """Show a sample in the report."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the facts of the training samples."""
+
     def metric_names(self) -> Sequence[str]:
         """Return the names of the metrics of evaluations during training."""
 
@@ -229,6 +245,40 @@ class TrainingRun:
     def keep_best(self, metric: str, mode: str = "min", count: int = 1) -> None:
         """Keep the `count` best checkpoints by a metric, in addition to the newest ones; call it in `on_start`."""
         self._controls("keep_best").keep_best(metric, mode, count)
+
+    def predict(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs of the model by name for a batch, {field: array}, without an update; fields that the model does not need are ignored.
+
+        Each number of rows compiles the model once.  The outputs are those of the current parameters; see `averages`.
+        """
+        return self._controls("predict").predict(batch)
+
+    @contextmanager
+    def averages(self) -> Iterator[None]:
+        """Use the averages of the parameters inside a `with` block, as evaluations do; without the callback ParameterAverage, change nothing."""
+        controls = self._controls("averages")
+        controls.exchange_averages()
+        try:
+            yield
+        finally:
+            controls.exchange_averages()
+
+    def examples(self, count: int) -> dict[str, Any]:
+        """Return the first `count` samples of data.validation, or of data.train without it: {field: array}."""
+        return self._controls("examples").examples(count)
+
+    def show(self, name: str, value: Any) -> None:
+        """Show a sample of this step or evaluation in the report: a text, an image, or several images.
+
+        An image is an array [height, width] or [height, width, 3], of bytes or of floats from 0 to 1.  Channels may also be the first axis.
+        The sample is also a file in the folder "samples" of the run's output.
+        """
+        self._controls("show").show(name, value)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The facts of the training samples, such as their classes or vocabulary."""
+        return self._controls("facts").facts()
 
     def check_metric(self, name: str) -> None:
         """Raise ConfigError unless evaluations during training measure this metric, such as "validation/loss"."""

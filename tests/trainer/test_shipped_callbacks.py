@@ -107,14 +107,14 @@ def test_statistics_are_those_of_the_gradients_on_any_ranks(settings: tuple[str,
     assert "dense2-bias/gradient_norm" not in history and "dense1-weight/gradient_zeros" in history
 
 
-def test_the_best_checkpoints_are_saved_and_kept(folder: Path, tmp_path: Path) -> None:
+def test_the_best_checkpoints_are_saved_and_stay(folder: Path, tmp_path: Path) -> None:
     settings = ("checkpoint.every_steps=null", "checkpoint.keep_last=1", "evaluation={every_steps: 1}")
     best = BestCheckpoint("validation/loss", keep=2)
     _, steps = run(loaded(folder / "usual" / "run.yaml", tmp_path, *settings), best)
     losses = {step: report.metrics["validation/loss"] for step, report in steps.evaluations.items()}
-    kept = sorted(losses, key=lambda step: losses[step])[:2]
-    assert best.best == [losses[step] for step in kept]
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"step-{step:08d}" for step in {*kept, 9}}
+    expected = sorted(losses, key=lambda step: losses[step])[:2]
+    assert best.best == [losses[step] for step in expected]
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"step-{step:08d}" for step in {*expected, 9}}
 
 
 def test_early_stopping_in_python_equals_the_key(folder: Path, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_wrong_arguments_are_refused(name: str) -> None:
     [("validation/los", r'measure no metric "validation/los"; did you mean "validation/loss"\?'), ("", r"the run has no evaluations; set data.va")],
 )
 def test_callbacks_refuse_metrics_that_no_evaluation_measures(metric: str, message: str, folder: Path, tmp_path: Path) -> None:
-    settings = () if metric else ("data.validation=null",)
+    settings = () if metric else ("data.validation=null", "evaluation.every_epochs=null")
     with pytest.raises(CallbackError, match=rf"callback jobflow.trainer.early_stopping:EarlyStopping: .*{message}"):
         train(loaded(folder / "usual" / "run.yaml", tmp_path, *settings), callbacks=[EarlyStopping(metric or "validation/loss")])
 

@@ -1,0 +1,103 @@
+"""Callbacks that show samples in the report at evaluations: text that the model generates, and images of the samples or of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jobflow.core.errors import ConfigError, did_you_mean_or
+from jobflow.core.types import Array
+from jobflow.data.vocabulary import Vocabulary, vocabulary_of
+from jobflow.models.generate import tokens_after
+from jobflow.trainer.callbacks import Callback
+from jobflow.trainer.predict import TOKENS, is_of_text, texts
+from jobflow.trainer.training_run import EvaluationReport, TrainingRun
+
+
+class TextSamples(Callback):
+    """A callback that continues each prompt by `count` characters at evaluations, and shows the texts in the report.
+
+    The model is trained on text, and returns "scores" for "tokens".  The texts depend on the parameters, the arguments and the step alone.  `every`
+    is the number of evaluations between two samples.
+    """
+
+    changes_rate: ClassVar[bool] = False
+
+    def __init__(
+        self, prompts: Sequence[str], count: int = 100, temperature: float = 0.8, top_k: int = 0, top_p: float = 1.0, seed: int = 0, every: int = 1
+    ) -> None:
+        self.prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not self.prompts or count < 1 or every < 1:
+            raise ConfigError(f"TextSamples: {len(self.prompts)} prompts, count {count}, every {every}; pass a prompt, and numbers of 1 or more")
+        self.count, self.every, self.evaluations = count, every, 0
+        self.options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        self.seed = seed
+
+    def on_start(self, run: TrainingRun) -> None:
+        if not is_of_text(run.loaded.config):
+            raise ConfigError(f"TextSamples: data.train.reader is {run.loaded.config.data.train.reader}; use a reader of text, or omit the callback")
+        for prompt in self.prompts:
+            vocabulary_of(run.facts).encode(prompt, f"the prompt {prompt!r:.40}")
+
+    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
+        self.evaluations += 1
+        if self.evaluations % self.every == 0:
+            with run.averages():
+                for number, prompt in enumerate(self.prompts, 1):
+                    run.show(f"text {number}", prompt + "".join(self._continued(run, prompt, report.step + number)))
+
+    def _continued(self, run: TrainingRun, prompt: str, number: int) -> Iterator[str]:
+        words: Vocabulary = vocabulary_of(run.facts)
+        tokens = [int(token) for token in words.encode(prompt, "the prompt")]
+        length = run.examples(1)[TOKENS].shape[1]
+
+        def scores_of(window: Array) -> Array:
+            outputs = run.predict({TOKENS: window})
+            if "scores" not in outputs:
+                raise ConfigError(f'TextSamples: the model returned {", ".join(outputs)}; return a dict with "scores" to generate text')
+            return np.asarray(outputs["scores"])[..., : words.size]
+
+        seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
+        return texts(words, tokens_after(scores_of, tokens, self.count, length=length, seed=seed, **self.options))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluations": self.evaluations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.evaluations = int(state["evaluations"])
+
+
+class ImageSamples(Callback):
+    """A callback that shows images of the first `count` samples in the report at evaluations: an input field, or an output of the model.
+
+    `show` is the name of a field or of an output, such as "scores" of an autoencoder; the default is the first field.  The samples are those of
+    data.validation, or of data.train without it.  `every` is the number of evaluations between two samples.
+    """
+
+    changes_rate: ClassVar[bool] = False
+
+    def __init__(self, count: int = 16, show: str | None = None, every: int = 1) -> None:
+        if count < 1 or every < 1:
+            raise ConfigError(f"ImageSamples: count {count}, every {every}; pass numbers of 1 or more")
+        self.count, self.show, self.every, self.evaluations = count, show, every, 0
+
+    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
+        self.evaluations += 1
+        if self.evaluations % self.every:
+            return
+        fields = run.examples(self.count)
+        name = self.show or next(iter(fields))
+        with run.averages():
+            arrays = fields if name in fields else run.predict(fields)
+        if name not in arrays:
+            known = [*fields, *arrays]
+            raise ConfigError(f'ImageSamples: there is no "{name}"{did_you_mean_or(name, known, f"the samples and the model have {known}")}')
+        run.show(name, arrays[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluations": self.evaluations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.evaluations = int(state["evaluations"])
