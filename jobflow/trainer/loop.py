@@ -172,7 +172,7 @@ class Loop:
 
     def _create_run(self, checkpoint: AnyPath | None) -> None:
         """Create the run and the calls of its callbacks."""
-        logging = loggers(self.loaded, self.tracing) if self._writes else [History()]
+        logging: list[Callback] = loggers(self.loaded, self.tracing) if self._writes else [History()]
         self.record = self._described(checkpoint)
         if not self._stopped_before:
             self.progress.stop = None
