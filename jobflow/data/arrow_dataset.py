@@ -25,7 +25,8 @@ class ArrowDataset(Parquet):
     """The rows of a folder that `Dataset.save_to_disk` of Hugging Face has written; all arguments are those of the reader "parquet".
 
     These are `fields`, `categories`, `dtypes`, `missing`, `memory`, `validation_every`, `empty`, `unknown`, `scale`, `dates`, `date_format` and
-    `ids`. The names of a `ClassLabel` are the classes of the samples. Only the JSON of the folder and the Arrow files that it names are read.
+    `ids`. Columns of images have `size`, `channels`, `resize`, `crop`, `flip`, `rotation`, `colour`, `rand_augment`, `magnitude` and `seed`. The
+    names of a `ClassLabel` are the classes of the samples. Only the JSON of the folder and the Arrow files that it names are read.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()

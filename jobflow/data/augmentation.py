@@ -33,15 +33,17 @@ class Augmentation:
     #: the number of operations of RandAugment, and their magnitude from 0 to LARGEST
     operations: int = 0
     magnitude: int = 9
+    #: the reader in messages
+    what: str = WHAT
 
     def __post_init__(self) -> None:
         if not 0 <= self.rotation <= 180:
-            raise ArgumentError(f"{WHAT}: rotation must be an angle from 0 to 180 degrees, not {self.rotation}")
+            raise ArgumentError(f"{self.what}: rotation must be an angle from 0 to 180 degrees, not {self.rotation}")
         if not 0 <= self.colour < 1:
-            raise ArgumentError(f"{WHAT}: colour must be at least 0 and less than 1, not {self.colour}")
+            raise ArgumentError(f"{self.what}: colour must be at least 0 and less than 1, not {self.colour}")
         if self.operations < 0 or not 0 <= self.magnitude <= LARGEST:
             legal = f"rand_augment must be a number of operations from 0 and magnitude from 0 to {LARGEST}"
-            raise ArgumentError(f"{WHAT}: {legal}, not {self.operations} and {self.magnitude}")
+            raise ArgumentError(f"{self.what}: {legal}, not {self.operations} and {self.magnitude}")
 
     @property
     def is_active(self) -> bool:

@@ -15,12 +15,14 @@ from jobflow.data import arrow_dataset
 from jobflow.data.column_summary import LISTED, Summary
 from jobflow.data.csv_table import CsvLines, CsvTable
 from jobflow.data.files import entries_of, files_below
+from jobflow.data.image_columns import IMAGE
 from jobflow.data.image_folders import ENDINGS
 from jobflow.data.parquet import Parquet, columns_of, groups_of
 from jobflow.data.readers import NumpyFiles, open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.table import Table
 from jobflow.data.vocabulary import vocabulary_of
+from jobflow.data.webdataset import suggested_fields
 from jobflow.storage.remote import AnyPath, path_of
 
 #: samples of a reader other than a table that are read unless the caller sets a number
@@ -36,6 +38,7 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "numpy": NumpyFiles.suffixes,
     "idx": ("-ubyte", "-ubyte.gz"),
     "text": (".txt", ".txt.gz", ".md"),
+    "webdataset": (".tar",),
 }
 FOLDERS = {"images": (True,), "csv": (False,), "arrow": (True,), "idx": (True,)}
 #: elements of an array that are shown whole
@@ -90,6 +93,8 @@ def describe_file(file: str, most: int | None = None) -> Description:
     arguments: dict[str, Any] = {"path": file}
     if reader == "images" and not any(entry.is_dir() for entry in entries_of(path)):
         arguments["labels"] = False
+    if reader == "webdataset":
+        arguments["fields"] = suggested_fields(path)
     return describe(file, reader, open_reader(reader, **arguments), most, arguments)
 
 
@@ -142,14 +147,20 @@ def _described_lines(file: str, most: int | None) -> Description:
 
 
 def suggested(columns: Sequence[Summary]) -> dict[str, Any]:
-    """Return the arguments of a table for a model that predicts the last column that has classes or numbers."""
+    """Return the arguments of a table for a model that predicts the last column that has classes or numbers, from images or other columns."""
+    images = [column.name for column in columns if column.type == IMAGE]
     usable = [column for column in columns if column.kind == "number" or (column.kind == "text" and column.is_class)]
-    if len(usable) < 2:
+    if len(usable) + len(images) < 2 or not usable:
         return {}
-    labels, inputs = usable[-1], usable[:-1]
+    labels, inputs = usable[-1], [] if images else usable[:-1]
     numeric = [column.name for column in inputs if column.kind == "number"]
     texts = [column.name for column in inputs if column.kind == "text"]
-    fields: dict[str, Any] = {**({"features": numeric} if numeric else {}), **{name: name for name in texts}, "labels": labels.name}
+    fields: dict[str, Any] = {
+        **({"images": images[0]} if images else {}),
+        **({"features": numeric} if numeric else {}),
+        **{name: name for name in texts},
+        "labels": labels.name,
+    }
     categories = [*texts, *([labels.name] if labels.kind == "text" else [])]
     missing = {column.name: "drop" if column is labels else "mean" for column in usable if column.missing and column.kind == "number"}
     return {"fields": fields, **({"categories": categories} if categories else {}), **({"missing": missing} if missing else {})}

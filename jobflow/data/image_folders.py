@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ArgumentError, DataError
-from jobflow.core.extras import optional
+from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array, float32, int32
 from jobflow.data.augmentation import Augmentation
 from jobflow.data.files import entries_of, fault_of, files_below
-from jobflow.data.pixels import BYTE, deep_grey, upright, white_of
+from jobflow.data.image_decoder import decoder_of, pillow
 from jobflow.data.samples import Field, Keep, Samples, Split
 from jobflow.data.waiting import one_by_one
-from jobflow.expressions import philox
 from jobflow.storage.remote import AnyPath, RemotePath, local_copy, path_of
-from jobflow.storage.untrusted import IMAGE, Fault, open_regular
+from jobflow.storage.untrusted import open_regular
 
 WHAT = 'reader "images"'
 fault = fault_of(WHAT)
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-#: Pillow's formats of these endings; some of its other formats start programs
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-#: Pillow's mode by number of channels
-MODES = {1: "L", 3: "RGB"}
 
 
 class ImageFolders(Samples):
@@ -68,11 +61,9 @@ class ImageFolders(Samples):
         pillow()  # a missing package is reported when the reader is opened
         self._copies = dict[RemotePath, Path]()
         self._folder, self._size, self._channels, self.what = path_of(path), size, channels, f"{WHAT}: {path_of(path)}"
-        self._resize = size if resize is None else resize
-        augmentation = Augmentation(rotation, colour, rand_augment, magnitude)
-        self._decoder = Decoder(size, channels, self._resize, orientation, crop == "random", flip, augmentation)
-        self._random, self._flip, self._key = crop == "random", flip, philox.key_of(seed, "augmentation")
-        self._check(crop, mean, deviation)
+        augmentation = Augmentation(rotation, colour, rand_augment, magnitude, WHAT)
+        self._decoder = decoder_of(size, channels, resize, crop, flip, augmentation, seed, orientation)
+        self._check(mean, deviation)
         self._mean, self._deviation = _per_channel(mean or [0.0] * channels), _per_channel(deviation or [1.0] * channels)
         if not self._folder.is_dir():
             raise fault(f"there is no folder {self._folder.absolute()}; set path to a folder of images")
@@ -85,13 +76,7 @@ class ImageFolders(Samples):
         fields = {"images": Field((channels, size, size), float32)} | ({"labels": Field((), int32)} if labels else {})
         super().__init__(fields, len(self._files), Keep(split, len(self._files), validation_every))
 
-    def _check(self, crop: str, mean: list[float] | None, deviation: list[float] | None) -> None:
-        if crop not in ("center", "random") or self._channels not in MODES:
-            raise ArgumentError(f'{WHAT}: crop must be "center" or "random" and channels 1 or 3, not "{crop}" and {self._channels}')
-        if not 1 <= self._size <= self._resize:
-            raise ArgumentError(
-                f"{WHAT}: size {self._size} must be at least 1 and at most resize {self._resize}, the shorter side of an image in pixels"
-            )
+    def _check(self, mean: list[float] | None, deviation: list[float] | None) -> None:
         for what, factors in (("mean", mean), ("deviation", deviation)):
             if factors is not None and (len(factors) != self._channels or (what == "deviation" and min(factors) <= 0)):
                 raise ArgumentError(f"{WHAT}: {what} must have a number for each of {self._channels} channels, not {factors}")
@@ -112,8 +97,7 @@ class ImageFolders(Samples):
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         if "images" in names:
-            is_random = self._random or self._flip or self._decoder.augmentation.is_active
-            random_words = philox.words(np, self._key, numbers.astype(np.uint64), epoch) if is_random else None
+            random_words = self._decoder.random_words(numbers, epoch)
             images = np.empty((len(numbers), self._channels, self._size, self._size), np.float32)
             for row, number in one_by_one(numbers.tolist(), lambda number: str(self._files[number])):
                 images[row] = self._image(self._files[number], None if random_words is None else random_words[:, row])
@@ -137,73 +121,6 @@ class ImageFolders(Samples):
         """
         with open_regular(self._near(file), fault) as content:
             return self._decoder.square(content, str(file), fault, random_words)
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """A decoder of image files to squares; `crop` and `flip` make random choices possible."""
-
-    size: int
-    channels: int
-    #: pixels of the shorter side before the crop
-    resize: int
-    orientation: bool = True
-    crop: bool = False
-    flip: bool = False
-    augmentation: Augmentation = Augmentation()
-
-    def square(self, content: BinaryIO, name: str, fault: Fault, random_words: Array | None = None) -> Array:
-        """Return the cropped square of an image file as float32[channels, size, size] in 0..1; raise the error of `fault` for a damaged file.
-
-        `random_words` determine a random crop and flip; with None, the square is in the centre and not mirrored.
-        """
-        image_module = pillow()
-        try:
-            with image_module.open(content, formats=FORMATS) as opened:
-                IMAGE.check(opened.width * opened.height, name, fault)
-                image = self._decoded(opened, image_module)
-        except DataError as error:
-            raise error if name in str(error) else fault(f"{name}: {error}") from None
-        except image_module.UnidentifiedImageError:
-            raise fault(f"{name} cannot be read as an image: it has none of the formats {', '.join(FORMATS)}; convert or remove the file") from None
-        except Exception as error:  # a broken image can raise any exception in the decoder
-            raise fault(f"{name} cannot be read as an image: {error}; replace or remove the file") from error
-        if random_words is not None and self.augmentation.is_active:
-            image = self.augmentation.applied(image.convert(MODES[self.channels]), random_words)
-        return self._cropped(image, image_module.Resampling.BILINEAR, random_words)
-
-    def _decoded(self, opened: Any, image_module: Any) -> Any:
-        """Return an opened image as a Pillow image with pixels in 0..255: bytes, or floats for more than 8 bits."""
-        white = white_of(opened)
-        if white == BYTE:
-            opened.draft(MODES[self.channels], (self.resize, self.resize))  # decodes JPEG at the nearest larger scale
-            image = opened.convert(MODES[self.channels])
-        else:
-            image = image_module.fromarray(deep_grey(opened, white))
-        return upright(image, opened, image_module.Transpose) if self.orientation else image
-
-    def _cropped(self, image: Any, resampling: Any, random_words: Array | None) -> Array:
-        factor = self.resize / min(image.size)
-        sides = [max(self.resize, round(side * factor)) for side in image.size]
-        free = [side - self.size for side in sides]
-        left, top = (
-            (int(word) % (n + 1) for word, n in zip(random_words[:2], free, strict=True))
-            if random_words is not None and self.crop
-            else (n // 2 for n in free)
-        )
-        pixels = np.asarray(image.resize(sides, resampling), np.float32)[top : top + self.size, left : left + self.size]
-        square = pixels.reshape(self.size, self.size, -1) / np.float32(BYTE)
-        if self.flip and random_words is not None and random_words[2] & 1:
-            square = square[:, ::-1]
-        return square.transpose(2, 0, 1)
-
-
-def pillow() -> Any:
-    """Return Pillow's Image module; its limit of image sizes is increased if the user configured a larger limit."""
-    Image = optional("PIL.Image", WHAT)
-    if IMAGE.most > IMAGE.default:
-        Image.MAX_IMAGE_PIXELS = IMAGE.most  # Pillow's own limit
-    return Image
 
 
 def _per_channel(numbers: list[float]) -> Array:

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -14,12 +14,16 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, counted
 from jobflow.core.extras import optional
 from jobflow.core.types import Array
+from jobflow.data.augmentation import Augmentation
 from jobflow.data.column_rules import Dates, Missing, Scale, moments_of
 from jobflow.data.column_summary import Summary
 from jobflow.data.conversion import fitted, misfit
 from jobflow.data.files import fault_of, files_at
+from jobflow.data.image_columns import IMAGE, decoded, is_image, shown
+from jobflow.data.image_decoder import decoder_of, pillow
 from jobflow.data.samples import Split
 from jobflow.data.table import Outsides, Rules, Table, Values
+from jobflow.data.waiting import one_by_one
 from jobflow.storage.remote import AnyPath, path_of
 from jobflow.storage.untrusted import MEMORY, mapped
 
@@ -58,6 +62,9 @@ class Parquet(Table):
     With `empty` "index" an empty category has the first index after the categories. With `unknown` "index" all other texts have the next index. By
     default an empty or unknown category is an error. Both are for all columns or by column. Requested rows are read by row group and column; the
     last groups are cached, up to `memory` MiB. Every `validation_every`-th row is for validation.
+
+    A column of image files, as bytes or as the feature `Image` of Hugging Face, becomes float32[`channels`, `size`, `size`] in 0..1. `resize`,
+    `crop`, `flip`, `rotation`, `colour`, `rand_augment`, `magnitude` and `seed` are those of the reader "images".
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (ENDING,)
@@ -80,6 +87,16 @@ class Parquet(Table):
         dates: Dates | None = None,
         date_format: str | None = None,
         ids: str | list[str] | None = None,
+        size: int = 224,
+        channels: Literal[1, 3] = 3,
+        resize: int | None = None,
+        crop: Literal["center", "random"] = "center",
+        flip: bool = False,
+        rotation: float = 0.0,
+        colour: float = 0.0,
+        rand_augment: int = 0,
+        magnitude: int = 9,
+        seed: int = 0,
     ) -> None:
         self._arrow, self.what, self._memory = optional("pyarrow", self.reader), f"{self.reader}: {path}", memory << 20
         if memory < 0:
@@ -87,14 +104,17 @@ class Parquet(Table):
         self._groups = self.row_groups(path_of(path), list(categories or ()))
         if not self._groups:
             raise DataError(f"{self}: there are no rows")
+        augmentation = Augmentation(rotation, colour, rand_augment, magnitude, self.reader)
+        self._decoder = decoder_of(size, channels, resize, crop, flip, augmentation, seed)
         self._starts = np.array([group.start for group in self._groups])
         self._schema, last = self._groups[0].file.schema_arrow, self._groups[-1]
         #: shapes of list columns by name
         self._shapes: dict[str, tuple[int, ...]] = {}
         #: results of the last reads by group, column, type and replacement, from the oldest on
-        self._cache: dict[tuple[int, str, np.dtype[Any], str], tuple[Array, Array | None]] = {}
+        self._cache: dict[tuple[int, str, np.dtype[Any] | None, str], tuple[Array, Array | None]] = {}
         self._cached_bytes = 0
         self._lock = threading.Lock()
+        self.images = [name for name in self._schema.names if is_image(self._arrow.types, self._schema.field(name).type)]
         keep = split, validation_every
         rules = Rules(missing, scale, empty, unknown, dates, date_format, ids)
         super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, rules, keep)
@@ -112,8 +132,31 @@ class Parquet(Table):
 
     # ---------------------------------------------------------------- columns
 
+    def rows(self, indices: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
+        images = [name for name in names if self._sources[name][0] in self.images]
+        arrays = super().rows(indices, epoch, [name for name in names if name not in images])
+        for name in images:
+            arrays[name] = self._decoded(self.rows_in_file(indices), self._sources[name][0], epoch)
+        return arrays
+
+    def _decoded(self, rows: Array, column: str, epoch: int) -> Array:
+        """Return the images of a column in these rows of the file."""
+        which: Array = np.searchsorted(self._starts, rows, "right") - 1
+        names = [f'{self.position(row)}, column "{column}"'.removeprefix(f"{self.reader}: ") for row in rows.tolist()]
+
+        def cells() -> Iterator[tuple[int, Any, str]]:
+            for _, index in one_by_one(np.argsort(which, kind="stable").tolist(), names.__getitem__):
+                group = int(which[index])
+                files, _ = self._column(group, column, None)
+                yield index, files[int(rows[index]) - self._groups[group].start], names[index]
+
+        return decoded(self._decoder, cells(), len(rows), self._decoder.random_words(rows, epoch), fault_of(self.reader))
+
     def column(self, name: str) -> tuple[tuple[int, ...], Any]:
         kinds, kind = self._arrow.types, self._schema.field(name).type
+        if name in self.images:
+            pillow()  # a missing package is reported when the reader is opened
+            return (self._decoder.channels, self._decoder.size, self._decoder.size), np.float32
         inner = _element(kinds, kind)
         if _is_text(kinds, inner):
             way = "add it to categories" if inner == kind else "texts in lists cannot be categories; convert the column to lists of numbers"
@@ -204,23 +247,27 @@ class Parquet(Table):
 
     # ---------------------------------------------------------------- reading
 
-    def _column(self, number: int, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
+    def _column(self, number: int, name: str, dtype: np.dtype[Any] | None) -> tuple[Array, Array | None]:
         """Return the values of a column in a row group, cached or read, and a mask of rows without a valid value.
 
-        The mask is None if all rows are valid.
+        The mask is None if all rows are valid. Without `dtype` the column has image files, and is returned as a pyarrow array.
         """
         key = number, name, dtype, str(self.missing.get(name))
         with self._lock:  # a second thread that requests the column waits and then uses the cache
             entry = self._cache.pop(key, None)
             if entry is None:
-                read = self._categories_of if name in self.categories else self._numbers_of
-                values, wrong = read(self._groups[number], name, dtype)
-                entry = values, wrong if wrong.any() else None
+                entry = self._read(self._groups[number], name, dtype)
                 self._cached_bytes += entry[0].nbytes
             self._cache[key] = entry
             while self._cached_bytes > self._memory:
                 self._cached_bytes -= self._cache.pop(next(iter(self._cache)))[0].nbytes
         return entry
+
+    def _read(self, group: Group, name: str, dtype: np.dtype[Any] | None) -> tuple[Array, Array | None]:
+        if dtype is None:
+            return self._chunk(group, name), None
+        values, wrong = (self._categories_of if name in self.categories else self._numbers_of)(group, name, dtype)
+        return values, wrong if wrong.any() else None
 
     def _categories_of(self, group: Group, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         texts, codes = self._coded(group, name)
@@ -288,16 +335,17 @@ class Parquet(Table):
         return f"{value!r:.80}, {target}; set another element type with dtypes"
 
     def _chunk(self, group: Group, name: str) -> Any:
-        """Return a column of a row group as a pyarrow array."""
+        """Return a column of a row group as a pyarrow array; one of image files as a chunked array, which may be larger than 2 GiB."""
         place, size, pieces = f'{group.path}: row group {group.index}, column "{name}"', 0, []
         MEMORY.check(group.rows * LARGEST, place, fault_of(group.what))
-        for piece in self._pieces(group, name, PIECE):
+        for piece in self._pieces(group, name, FEW if name in self.images else PIECE):
             size += piece.nbytes
             MEMORY.check(size, place, fault_of(group.what))  # a few compressed bytes may expand to many numbers
             pieces.append(piece)
         if sum(map(len, pieces)) != group.rows:
             raise fault_of(group.what)(f"{place} is damaged: it has {sum(map(len, pieces))} of {counted(group.rows, 'row')}; replace the file")
-        return self._arrow.chunked_array(pieces).combine_chunks()
+        column = self._arrow.chunked_array(pieces)
+        return column if name in self.images else column.combine_chunks()
 
     def _pieces(self, group: Group, name: str, rows: int) -> Iterator[Any]:
         """Yield a column of a row group in pieces of `rows` rows."""
@@ -329,14 +377,15 @@ def columns_of(path: str, groups: Sequence[Group], most: int | None, first: int)
     summaries, head = [], [dict[str, str]() for _ in range(min(first, count))]
     for name in schema.names:
         kind, row, limit = schema.field(name).type, 0, count if most is None else min(most, count)
-        summary = Summary(name, "" if _is_text(kinds, kind) or kinds.is_temporal(kind) else str(kind))
-        for piece in (piece for group in groups for piece in _batches(group, name, PIECE)):
+        images = is_image(kinds, kind)
+        summary = Summary(name, IMAGE if images else "" if _is_text(kinds, kind) or kinds.is_temporal(kind) else str(kind))
+        for piece in (piece for group in groups for piece in _batches(group, name, FEW if images else PIECE)):
             if row >= limit:
                 break
             MEMORY.check(piece.nbytes, f'{path}: column "{name}"', fault)
             part = piece.slice(0, limit - row)
             for each, value in zip(head[row:], part[:first], strict=False):
-                each[name] = str(value.as_py())[:60]
+                each[name] = shown(value) if images else str(value.as_py())[:60]
             _summarize(summary, part, kinds, row)
             row += len(part)
         summaries.append(summary)

@@ -62,9 +62,14 @@ class Rules:
 class Table(Samples):
     """A table of named columns. Subclasses set the attributes that reading requires, and then call `__init__`.
 
+    Rules for all columns do not apply to the columns in `images`, which subclasses decode.
+
     A text outside of a column's categories is an error or has the next free index: first the empty text, then unknown texts. Statistics for missing
     values and scaling are computed from the training rows.
     """
+
+    #: columns with image files
+    images: Collection[str] = ()
 
     def __init__(
         self,
@@ -86,8 +91,10 @@ class Table(Samples):
         self._sources = {field: self._columns_of(field, source) for field, source in fields.items()}
         self.categories = self._categories(categories)
         used = {column: field for field in sorted(fields, key=LABELS.__ne__, reverse=True) for column in self._sources[field]}
-        self._missing = missing_rules(rules.missing, str(self), self._names, used, self.categories)
-        self._scale = scale_rules(rules.scale, str(self), self._names, used, self.categories)
+        used = {column: field for column, field in used.items() if column not in self.images}
+        names = [name for name in self._names if name not in self.images]
+        self._missing = missing_rules(rules.missing, str(self), names, used, self.categories)
+        self._scale = scale_rules(rules.scale, str(self), names, used, self.categories)
         #: numbers that replace missing values by column; NaN until the number is known
         self.missing = {name: math.nan if rule in LEARNED else rule for name, rule in self._missing.items() if rule not in ("drop", "error")}
         self._codes, self._unknown = self._coding(rules.empty, rules.unknown)
@@ -153,7 +160,7 @@ class Table(Samples):
         return {name: fact for name, fact in (("categories", self.categories), ("missing", fills), ("scale", scales)) if fact}
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-        rows = numbers if self._complete is None else self._complete[numbers]
+        rows = self.rows_in_file(numbers)
         values = self._values(rows, {column for name in names for column in self._sources[name]})
         arrays: dict[str, Array] = {}
         for name in names:
@@ -164,9 +171,12 @@ class Table(Samples):
             arrays[name] = self._scaled(array, columns, field) if scaled else array
         return arrays
 
+    def rows_in_file(self, indices: Array) -> Array:
+        """Return the rows of the file for indices of the rows that are not dropped."""
+        return indices if self._complete is None else self._complete[indices]
+
     def identities(self, indices: Array) -> dict[str, list[Any]]:
-        rows = self._keep.numbers(indices)
-        rows = rows if self._complete is None else self._complete[rows]
+        rows = self.rows_in_file(self._keep.numbers(indices))
         return self.cells_of(rows, self.ids) if self.ids else {"row": rows.tolist()}
 
     def number_in_file(self, number: int) -> int:

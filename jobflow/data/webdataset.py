@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from itertools import chain, groupby, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +15,9 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, did_you_mean
 from jobflow.core.types import Array
+from jobflow.data.augmentation import Augmentation
 from jobflow.data.files import fault_of, files_at
-from jobflow.data.image_folders import MODES, Decoder
+from jobflow.data.image_decoder import decoder_of
 from jobflow.data.samples import Stream
 from jobflow.data.stacking import field_of
 from jobflow.storage.remote import AnyPath, path_of
@@ -26,6 +29,11 @@ fault = fault_of(WHAT)
 DECODED, CODE = ("jpg", "jpeg", "png", "npy", "json", "txt", "cls"), ("pkl", "pickle", "pyd", "pth", "pt", "dill")
 #: bytes of an extended header, which tarfile reads into memory
 HEADER = 1 << 20
+#: a whole number in an entry .cls
+_CLASS = re.compile(rb"\s*[+-]?[0-9]{1,19}\s*")
+#: most entries of a sample that are looked at, and usual names of fields
+MOST = 100
+_FIELDS = {"jpg": "images", "jpeg": "images", "png": "images", "cls": "labels", "npy": "x", "txt": "text"}
 _EXTENDED = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_SPARSE)
 
 
@@ -38,20 +46,38 @@ class WebDataset(Stream):
     zeros.
 
     `shuffle` is the number of samples among which the next one is chosen. The choice and the order of files are a function of `seed` and the epoch.
+    `resize`, `crop`, `flip`, `rotation`, `colour`, `rand_augment` and `magnitude` change images as in the reader "images". These changes are a
+    function of `seed`, the epoch and the position of the sample in the epoch.
     """
 
     def __init__(
-        self, path: str, fields: dict[str, str], size: int = 224, channels: Literal[1, 3] = 3, length: int = 256, shuffle: int = 0, seed: int = 0
+        self,
+        path: str,
+        fields: dict[str, str],
+        size: int = 224,
+        channels: Literal[1, 3] = 3,
+        length: int = 256,
+        shuffle: int = 0,
+        seed: int = 0,
+        resize: int | None = None,
+        crop: Literal["center", "random"] = "center",
+        flip: bool = False,
+        rotation: float = 0.0,
+        colour: float = 0.0,
+        rand_augment: int = 0,
+        magnitude: int = 9,
     ) -> None:
         self.what = f"{WHAT}: {path}"
-        if channels not in MODES or min(size, length) < 1 or shuffle < 0:
-            raise ArgumentError(f"{WHAT}: channels must be 1 or 3, size and length at least 1, and shuffle at least 0")
+        if length < 1 or shuffle < 0:
+            raise ArgumentError(f"{WHAT}: length must be at least 1 and shuffle at least 0, not {length} and {shuffle}")
         if not isinstance(fields, Mapping) or not fields:
             raise ArgumentError(f"{WHAT}: fields must be a dict of endings by field, such as {{images: jpg, labels: cls}}, not {fields!r}")
         self._endings = {field: _ending(field, ending) for field, ending in fields.items()}
-        self._decoder, self._length, self._shuffle, self._seed = Decoder(size, channels, size), length, shuffle, seed
+        augmentation = Augmentation(rotation, colour, rand_augment, magnitude, WHAT)
+        self._decoder = decoder_of(size, channels, resize, crop, flip, augmentation, seed)
+        self._length, self._shuffle, self._seed = length, shuffle, seed
         self._files = files_at(path_of(path), "*.tar", fault)
-        first = next(self._samples_of(self._files), None)
+        first = next(self._samples_of(self._files, 0), None)
         if first is None:
             raise fault(f"{path} has no sample with {', '.join(sorted({ending for ending, _ in self._endings.values()}))}; correct path or fields")
         self.fields = {field: field_of(value, partial(self._first, field)) for field, value in first.items()}
@@ -61,48 +87,66 @@ class WebDataset(Stream):
 
     def samples(self, epoch: int) -> Iterator[Mapping[str, Array]]:
         if not self._shuffle:
-            yield from self._samples_of(self._files)
+            yield from self._samples_of(self._files, epoch)
             return
         random = np.random.default_rng([self._seed, epoch])
         waiting: list[Mapping[str, Array]] = []
-        for sample in self._samples_of([self._files[i] for i in random.permutation(len(self._files))]):
+        for sample in self._samples_of([self._files[i] for i in random.permutation(len(self._files))], epoch):
             waiting.append(sample)
             if len(waiting) > self._shuffle:
                 yield _popped(waiting, random)
         while waiting:
             yield _popped(waiting, random)
 
-    def _samples_of(self, files: list[AnyPath]) -> Iterator[Mapping[str, Array]]:
+    def _samples_of(self, files: list[AnyPath], epoch: int) -> Iterator[Mapping[str, Array]]:
         used = {ending for ending, _ in self._endings.values()}
-        for file in files:
-            name, content = "", dict[str, bytes]()
-            for entry in entries_of(file, used):
-                if entry.sample != name and content:
-                    yield self._decoded(file, name, content)
-                    content = {}
-                name = entry.sample
-                content[entry.ending] = entry.content
-            if content:
-                yield self._decoded(file, name, content)
+        for number, (file, name, content) in enumerate(chain.from_iterable(_grouped(each, used) for each in files)):
+            words = self._decoder.random_words(np.array([number]), epoch)
+            yield self._decoded(file, name, content, None if words is None else words[:, 0])
 
-    def _decoded(self, file: AnyPath, name: str, content: Mapping[str, bytes]) -> dict[str, Array]:
+    def _decoded(self, file: AnyPath, name: str, content: Mapping[str, bytes], random_words: Array | None) -> dict[str, Array]:
         sample: dict[str, Array] = {}
         for field, (ending, inside) in self._endings.items():
             where = f"{file}: {name}.{ending}"
             if ending not in content:
                 raise fault(f'{file}: sample "{name}" has no entry {ending}, only {", ".join(content)}; complete or remove the sample')
-            sample[field] = self._value(ending.rpartition(".")[2], content[ending], inside, where)
+            sample[field] = self._value(ending.rpartition(".")[2], content[ending], inside, where, random_words)
         return sample
 
-    def _value(self, kind: str, content: bytes, inside: str, where: str) -> Array:
+    def _value(self, kind: str, content: bytes, inside: str, where: str, random_words: Array | None) -> Array:
         if kind == "npy":
             return _array(content, where)
         if kind not in ("txt", "cls", "json"):
-            return self._decoder.square(io.BytesIO(content), where, fault)
+            return self._decoder.square(io.BytesIO(content), where, fault, random_words)
         if kind == "txt":
             data = np.frombuffer(content[: self._length], np.uint8)
             return np.pad(data, (0, self._length - len(data))).astype(np.int32)
+        if kind == "cls" and _CLASS.fullmatch(content):
+            content = str(int(content)).encode()  # JSON has no leading zeros
         return _scalars(content, inside, where)
+
+
+def _grouped(file: AnyPath, endings: Collection[str]) -> Iterator[tuple[AnyPath, str, dict[str, bytes]]]:
+    """Yield the file, the name and the entries by ending of each sample in a tar file."""
+    name, content = "", dict[str, bytes]()
+    for entry in entries_of(file, endings):
+        if entry.sample != name and content:
+            yield file, name, content
+            content = {}
+        name = entry.sample
+        content[entry.ending] = entry.content
+    if content:
+        yield file, name, content
+
+
+def suggested_fields(path: AnyPath) -> dict[str, str]:
+    """Return the argument `fields` for the entries of the first sample of tar files that have a decoder; raise ArgumentError if it has none."""
+    entries = islice(entries_of(files_at(path, "*.tar", fault)[0]), MOST)
+    _, first = next(groupby(entries, lambda entry: entry.sample), ("", ()))
+    endings = [ending for ending in dict.fromkeys(entry.ending for entry in first) if ending.rpartition(".")[2] in DECODED and "json" not in ending]
+    if not endings:
+        raise ArgumentError(f"{WHAT}: the first sample of {path} has no entry with one of the endings {', '.join(DECODED)}; pass fields for JSON")
+    return {_FIELDS.get(ending, ending.replace(".", "_")): ending for ending in endings}
 
 
 @dataclass(frozen=True)
@@ -125,8 +169,8 @@ class _Info(tarfile.TarInfo):
         return info
 
 
-def entries_of(file: AnyPath, endings: set[str]) -> Iterator[Entry]:
-    """Yield the entries with these endings in the order of the file; raise DataError for a damaged file, and for links and devices."""
+def entries_of(file: AnyPath, endings: Collection[str] | None = None) -> Iterator[Entry]:
+    """Yield all entries, or those with these endings, in the order of the file; raise DataError for a damaged file, and for links and devices."""
     with open_regular(file, fault) as content:
         try:
             archive = tarfile.open(fileobj=content, mode="r|", tarinfo=_Info)  # noqa: SIM115 - the file is closed by its own block
@@ -138,7 +182,7 @@ def entries_of(file: AnyPath, endings: set[str]) -> Iterator[Entry]:
                     raise fault(f"{file}: {info.name:.200} is a link or a device; pack regular files")
                 folder, _, base = info.name.rpartition("/")
                 sample, _, ending = base.partition(".")
-                if ending.lower() in endings:
+                if endings is None or ending.lower() in endings:
                     RECORD.check(info.size, f"{file}: {info.name:.200}", fault)
                     data = archive.extractfile(info)
                     yield Entry(f"{folder}/{sample}" if folder else sample, ending.lower(), b"" if data is None else data.read())

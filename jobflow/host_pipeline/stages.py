@@ -24,7 +24,7 @@ from jobflow.core.extras import optional
 from jobflow.core.types import Array, DType
 from jobflow.data.conversion import converted
 from jobflow.data.files import fault_of
-from jobflow.data.image_folders import FORMATS, pillow
+from jobflow.data.image_decoder import FORMATS, pillow
 from jobflow.data.ofrecord import features_of
 from jobflow.data.pixels import BYTE, upright, white_of
 from jobflow.expressions import philox

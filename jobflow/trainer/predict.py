@@ -36,7 +36,7 @@ OUTPUTS = (".npz", ".csv")
 #: arguments and facts of tables by column
 BY_COLUMN = ("categories", "missing", "scale", "empty", "unknown", "dates")
 #: arguments of readers for labels, splits and random changes of training samples
-OF_TRAINING = ("split", "validation_every", "classes", "labels", "flip", "rotation", "colour", "rand_augment", "shuffle")
+OF_TRAINING = ("split", "validation_every", "classes", "labels", "crop", "flip", "rotation", "colour", "rand_augment", "shuffle")
 #: the largest number of bytes of a character
 LONGEST = 4
 #: the input field of language models
@@ -163,7 +163,7 @@ def arguments_for(name: str, source: AnyPath, training: Mapping[str, Any], neede
     arguments.pop("categories", None)  # the categories of training are among the facts
     arguments["path"] = str(source)
     if name == "images":
-        arguments |= {"labels": False, "crop": "center"} if "crop" in legal else {"labels": False}
+        arguments["labels"] = False
     return arguments
 
 

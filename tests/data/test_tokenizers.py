@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -155,6 +156,21 @@ def test_damaged_files_are_refused(content: bytes | None, message: str, folder: 
 def test_level_and_tokenizer_must_fit(arguments: dict[str, Any], folder: Path) -> None:
     with pytest.raises(ArgumentError, match="omit level and pass the path of a tokenizer"):
         open_reader("text", path=str(folder / "a.txt"), **arguments)
+
+
+def test_texts_and_tokenizers_are_read_from_stores(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBFLOW_CACHE", str(tmp_path / "cache"))
+    memory = fsspec.filesystem("memory")
+    memory.put(str(folder / "a.txt"), "/texts/a.txt")
+    memory.put(str(folder / "tokenizer.json"), "/texts/tokenizer.json")
+    here = open_reader("text", path=str(folder / "a.txt"), tokenizer=str(folder / "tokenizer.json"))
+    there = open_reader("text", path="memory://texts/a.txt", tokenizer="memory://texts/tokenizer.json")
+    assert here.fingerprint == there.fingerprint  # type: ignore[union-attr]
+    train_tokenizer("memory://texts/a.txt", str(tmp_path / "same.json"), 400)
+    assert (tmp_path / "same.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    with pytest.raises(DataError, match="there is no tokenizer file memory://texts/none"):
+        open_reader("text", path="memory://texts/a.txt", tokenizer="memory://texts/none.json")
+    memory.store.clear()
 
 
 def test_facts_replace_the_file(folder: Path) -> None:

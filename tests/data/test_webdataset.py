@@ -15,6 +15,7 @@ from PIL import Image
 
 from jobflow.core.errors import ArgumentError, DataError
 from jobflow.data import Batches, Position, Stream, open_reader
+from jobflow.data.describe import describe_file
 
 FIELDS = {"images": "png", "x": "npy", "labels": "cls", "width": "json:box.0", "text": "txt"}
 
@@ -78,6 +79,39 @@ def test_the_order_is_a_function_of_seed_and_epoch(shards: Path) -> None:
         assert [int(label) for batch in reading for label in batch.arguments["labels"]] == first[4:]
 
 
+def test_images_change_at_random_as_a_function_of_seed_epoch_and_position(shards: Path) -> None:
+    options: dict[str, Any] = {"fields": {"images": "png", "labels": "cls"}, "size": 4, "resize": 5, "crop": "random", "rotation": 30, "shuffle": 3}
+
+    def images(epoch: int, seed: int = 1, **more: Any) -> Any:
+        return np.stack([each["images"] for each in opened(shards, seed=seed, **{**options, **more}).samples(epoch)])
+
+    first = images(1)
+    np.testing.assert_array_equal(images(1), first)
+    for other in (images(0), images(1, seed=2), images(1, rotation=0.0)):
+        assert not np.array_equal(other, first)
+    batches = Batches(opened(shards, seed=1, **options), batch_size=4, fields=["images"], sharded=False)
+    with batches.start(Position(1, 8), epochs=1) as reading:  # a resumed run
+        np.testing.assert_array_equal(np.concatenate([np.asarray(batch.arguments["images"]) for batch in reading]), first[8:])
+
+
+def test_whole_numbers_may_have_leading_zeros(tmp_path: Path) -> None:
+    contents = (b"00", b" 07\n", b"-3", b"+4", b"[5, 6]")
+    packed(tmp_path / "a.tar", *((f"{i}.cls", content) for i, content in enumerate(contents[:4])))
+    assert [int(each["labels"]) for each in opened(tmp_path, fields={"labels": "cls"}).samples(0)] == [0, 7, -3, 4]
+    packed(tmp_path / "a.tar", ("0.cls", contents[4]))
+    assert next(iter(opened(tmp_path, fields={"labels": "cls"}).samples(0)))["labels"].tolist() == [5, 6]
+
+
+def test_a_tar_file_is_described_by_its_first_sample(shards: Path, tmp_path: Path) -> None:
+    described = describe_file(str(shards / "0.tar"))
+    assert described.reader == "webdataset" and described.samples is None and described.read == 4 and not described.wrong
+    assert described.arguments is not None and described.arguments["fields"] == {"images": "png", "x": "npy", "labels": "cls", "text": "txt"}
+    assert describe_file(str(shards), 7).read == 7
+    packed(tmp_path / "code.tar", ("0.pkl", b"x"))
+    with pytest.raises(ArgumentError, match=r"the first sample of .*code\.tar has no entry with one of the endings jpg, .*; pass fields"):
+        describe_file(str(tmp_path / "code.tar"))
+
+
 ENTRY = ("0.cls", b"1")
 
 
@@ -123,7 +157,7 @@ def test_hostile_files_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"fields": {"x": "jpgg"}}, 'there is no decoder for "jpgg"; did you mean "jpg"'),
         ({"fields": {"x": "cls:a"}}, "there is no decoder"),
         ({"fields": {}}, "fields must be a dict of endings by field"),
-        ({"fields": {"x": "png"}, "channels": 2}, "channels must be 1 or 3"),
+        ({"fields": {"x": "png"}, "channels": 2}, "channels 1 or 3"),
     ],
 )
 def test_wrong_arguments_raise(shards: Path, arguments: Any, message: str) -> None:
