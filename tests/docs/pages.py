@@ -17,6 +17,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXCERPT = re.compile(r"<!-- from (\S+) -->\s*\Z")
 #: <!-- output --> before a block: what the program above it prints
 OUTPUT = re.compile(r"<!-- output -->\s*\Z")
+#: <!-- for LIBRARY --> before a block: a program for another library, which scripts/record_pytorch or `jobflow.compat` runs
+FOR = re.compile(r"<!-- for (pytorch|oneflow) -->\s*\Z")
 #: the first line of a program or configuration that readers save under this name
 SAVED = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
 #: in a program, what tells that it compiles or trains; tests/records runs these too
@@ -39,6 +41,8 @@ class Block:
     excerpt: str | None
     #: what it prints, if the page shows that
     output: str | None = None
+    #: the library that the program is for, if it is not jobflow
+    library: str | None = None
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -57,7 +61,16 @@ def _blocks_of(page: str, text: str) -> list[Block]:
         if OUTPUT.search(before):
             program = max(i for i, block in enumerate(all_blocks) if block.language == "python")
             all_blocks[program] = replace(all_blocks[program], output=match[2])
-        all_blocks.append(Block(page, before.count("\n") + 1, match[1], match[2], excerpt[1] if excerpt else None))
+        all_blocks.append(
+            Block(
+                page,
+                before.count("\n") + 1,
+                match[1],
+                match[2],
+                excerpt[1] if excerpt else None,
+                library=library[1] if (library := FOR.search(before)) else None,
+            )
+        )
     return all_blocks
 
 
@@ -67,7 +80,7 @@ def saved(page: str) -> dict[str, str]:
 
 
 def programs() -> list[Block]:
-    return [block for block in blocks() if block.language == "python" and block.excerpt is None and block.page not in TUTORIALS]
+    return [block for block in blocks() if block.language == "python" and not (block.excerpt or block.library or block.page in TUTORIALS)]
 
 
 @dataclass(frozen=True)
