@@ -25,6 +25,8 @@ from jobflow.storage.local_drafts import DONE, Folder, is_occupied, temporary_pa
 from jobflow.storage.npy import FileArray, in_archive
 from jobflow.storage.remote import AnyPath, RemotePath, path_of
 from jobflow.storage.safetensors import TensorInfo, bytes_of, header_of, read_header, read_tensor, storable
+from jobflow.storage.safetensors_index import ENDING as INDEX_ENDING
+from jobflow.storage.safetensors_index import read_index
 from jobflow.storage.store import save
 from jobflow.storage.untrusted import mapped
 
@@ -173,7 +175,7 @@ class NpzTensor(Stored):
 
 
 def open_any(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorType] | None = None) -> Checkpoint:
-    """Open a checkpoint, a legacy directory, a .npz or a .safetensors file.
+    """Open a checkpoint, a legacy directory, a .npz or a .safetensors file, or the index of several .safetensors files.
 
     `types` maps names to types for legacy variables without `meta`.
     """
@@ -182,6 +184,8 @@ def open_any(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, Tens
         return load(source, types)
     if source.suffix == ".safetensors":
         return Checkpoint(source, {name: SafeTensor(name, source, info) for name, info in read_header(source).items()}, {})
+    if source.name.endswith(INDEX_ENDING):
+        return Checkpoint(source, {name: SafeTensor(name, file, info) for name, (file, info) in read_index(source).items()}, {})
     return Checkpoint(source, {array.name: NpzTensor(array.name, source, array) for array in in_archive(source, CheckpointError)}, {})
 
 

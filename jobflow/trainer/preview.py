@@ -17,8 +17,11 @@ from jobflow.plan.footprint import CATEGORIES
 from jobflow.runtime.comm import shared_memory
 from jobflow.runtime.world.environment import usable_cores
 from jobflow.trainer.figures import Figures, figures_in, host_memory
+from jobflow.trainer.freezing import frozen_text
 from jobflow.trainer.jobs import Jobs, prepared
 from jobflow.trainer.optimizing import slow_start
+from jobflow.trainer.parameter_groups import groups_text
+from jobflow.trainer.start_from import comparison
 from jobflow.trainer.units import count_text, size_text
 
 #: a warning appears if a rank gets fewer rows of a batch at a time, because kernels are then inefficient
@@ -49,11 +52,14 @@ class Preview:
     schedule: Schedule
     figures: Figures
     warnings: tuple[str, ...]
+    #: the tables that a run prints before its first step
+    before: str = ""
 
     def text(self) -> str:
         """Return the preview as text."""
         parts = [
             f"{self.name}: {self.strategy}",
+            *([self.before] if self.before else []),
             str(TextTable([], [*summary(self.schedule, self.figures)])),
             "\n".join(["Memory of each rank at its peak", str(memory_table(self.figures)), *common_memory(self.figures)]),
             f"Communication of each rank in a step\n{traffic_table(self.figures) or 'no communication'}",
@@ -69,7 +75,9 @@ def preview(loaded: Any) -> Preview:
     with prepared(loaded, only=("train", "validation")) as jobs:
         result = preview_of(jobs)
         jobs.check_metrics()
-        return replace(result, warnings=(*result.warnings, *slow_start(loaded, jobs.steps)))
+        start = "" if loaded.config.start_from is None else comparison(jobs)
+        tables = filter(None, [start, frozen_text(loaded, jobs.variables), groups_text(loaded, jobs.variables)])
+        return replace(result, before="\n".join(tables), warnings=(*result.warnings, *slow_start(loaded, jobs.steps)))
 
 
 def preview_of(jobs: Jobs) -> Preview:

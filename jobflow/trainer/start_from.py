@@ -25,6 +25,7 @@ from jobflow.storage.checkpoint_reader import Stored, variable_type
 from jobflow.storage.export import open_any
 from jobflow.storage.remote import AnyPath, path_of
 from jobflow.storage.safetensors import bytes_of
+from jobflow.storage.safetensors_index import ENDING, INDEX, SINGLE
 from jobflow.storage.series import Series
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.schema import StartFrom
@@ -34,7 +35,7 @@ from jobflow.trainer.resume import check_alike, everywhere, together
 #: suffixes of files of `torch.save`
 TORCH = (".pt", ".pth", ".bin", ".ckpt")
 #: suffixes of all files with initial values
-FILES = (".safetensors", ".npz", *TORCH)
+FILES = (".safetensors", ENDING, ".npz", *TORCH)
 #: maximum number of rows of one kind in the table, and of problems in a message
 MOST = 20
 #: variables are set in groups of about this many bytes
@@ -72,7 +73,7 @@ class Match:
 
 
 def located(path: AnyPath, key: str) -> AnyPath:
-    """Return the checkpoint or file for a path, which may be the folder of a run; `key` begins messages.
+    """Return the checkpoint or file for a path: a file, or the folder of a run or of safetensors files; `key` begins messages.
 
     Raises: ConfigError if the path is missing, or a folder without an intact checkpoint.
     """
@@ -83,6 +84,9 @@ def located(path: AnyPath, key: str) -> AnyPath:
         raise ConfigError(f"{key}: there is no run, checkpoint or file {path}{near or '; pass an existing path'}")
     if (path / "manifest.json").is_file():
         return path
+    for name in (INDEX, SINGLE):
+        if (path / name).is_file():
+            return path / name
     skipped: list[str] = []
     for folder in (path / "checkpoints", path):
         newest = Series(folder).newest_good()
@@ -102,7 +106,7 @@ def opened(path: AnyPath, key: str, types: Mapping[str, TensorType]) -> Mapping[
 
     Raises: ConfigError for an unknown suffix, CheckpointError for a damaged file.
     """
-    if path.is_file() and path.suffix not in FILES:
+    if path.is_file() and not path.name.endswith(FILES):
         raise ConfigError(f'{key}: {path} has the unknown suffix "{path.suffix}"; pass a run, a checkpoint, or a {", ".join(FILES)} file')
     try:
         if path.suffix in TORCH and path.is_file():
@@ -217,23 +221,38 @@ def _prefix_advice(lacking: Any, names: Mapping[str, str]) -> str:
 # -------------------------------------------------------------------- loading
 
 
+def compared(jobs: Jobs) -> tuple[AnyPath, Mapping[str, Stored], Match]:
+    """Return the file that `start_from` names, its tensors, and their comparison with the variables of the model. Collective.
+
+    Raises: ConfigError or CheckpointError, on all ranks.
+    """
+    options = jobs.loaded.config.start_from
+    assert options is not None, "the configuration has no start_from"
+    key = f"{_position(jobs.loaded)}: start_from"
+    path = together(jobs.session, lambda: located(path_of(options.path), key))
+    types = {name: variable.type for name, variable in jobs.variables.items()}
+
+    def compare() -> tuple[Mapping[str, Stored], Match]:
+        tensors = opened(path, key, types)
+        return tensors, matched(options, key, path, jobs.variables, tensors)
+
+    return path, *everywhere(jobs.session, compare)
+
+
+def comparison(jobs: Jobs) -> str:
+    """Return the table of what a run would load; the variables of the model do not change. Raises: as `start`."""
+    path, tensors, match = compared(jobs)
+    return table(path, match, jobs.variables, tensors)
+
+
 def start(jobs: Jobs) -> str:
     """Set the variables of the model as `start_from` describes, and return the table of what was loaded. Collective.
 
     Raises: ConfigError or CheckpointError, on all ranks; no step has run then.
     """
-    loaded, session = jobs.loaded, jobs.session
-    options = loaded.config.start_from
-    assert options is not None, "the configuration has no start_from"
-    key = f"{_position(loaded)}: start_from"
-    path = together(session, lambda: located(path_of(options.path), key))
-    types = {name: variable.type for name, variable in jobs.variables.items()}
-
-    def compared() -> tuple[Mapping[str, Stored], Match]:
-        tensors = opened(path, key, types)
-        return tensors, matched(options, key, path, jobs.variables, tensors)
-
-    tensors, match = everywhere(session, compared)
+    session, types = jobs.session, {name: variable.type for name, variable in jobs.variables.items()}
+    path, tensors, match = compared(jobs)
+    key = f"{_position(jobs.loaded)}: start_from"
     check = 0
     for group in _groups(match.loaded, types):
         values = everywhere(session, lambda group=group: {name: _value(tensors[match.loaded[name]], types[name]) for name in group})  # type: ignore[misc]

@@ -18,9 +18,11 @@ from test_processes_that_train import PATHS
 from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.storage import store
 from jobflow.storage.export import open_any, to_npz, to_safetensors
+from jobflow.storage.safetensors import read_header
 from jobflow.trainer import resume
 from jobflow.trainer.evaluate import evaluate
 from jobflow.trainer.predict import predict
+from jobflow.trainer.preview import preview
 
 REFERENCES = Path(__file__).parents[1] / "checkpoint" / "references"
 LAYERS = "model: {loss: softmax_cross_entropy, layers: [dense: {units: 5}, batch_norm, activation: {function: tanh}, dense: {units: CLASSES}]}"
@@ -143,6 +145,29 @@ def test_kinds_of_sources(kind: str, bases: dict[str, Path], tmp_path: Path) -> 
     old, new = values(bases["module"], 2), values(tmp_path / "out", 1)
     np.testing.assert_allclose(new["backbone.0.weight"], old["backbone.0.weight"], rtol=1e-3 if kind == "half" else 0)
     assert ("net/head.weight (float16)" in before(recorder)) == (kind == "half")
+
+
+def test_a_folder_of_several_safetensors_files_and_its_dry_run(bases: dict[str, Path], tmp_path: Path) -> None:
+    folder, entries = tmp_path / "llama", {}
+    folder.mkdir()
+    for number, part in enumerate(("backbone.*[!m]", "head.*[!m]")):
+        file = folder / f"model-{number}.safetensors"
+        to_safetensors(open_any(bases["module"] / "checkpoints" / "step-00000002"), file, [part])
+        entries |= dict.fromkeys(read_header(file), file.name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": entries}))
+    config = loaded(
+        write_config(tmp_path, text("module", more=f"start_from: {folder}\nfreeze: [backbone.*]")), tmp_path / "out", "training.steps=1",
+        "optimizer.warmup_steps=0",
+    )  # fmt: skip
+    previewed = preview(config).text()
+    assert not (tmp_path / "out").exists()
+    _, recorder = run(config)
+    assert "model.safetensors.index.json: " in before(recorder) and re.search("loaded +backbone.0.weight", before(recorder))
+    assert before(recorder) in previewed and "frozen: " in previewed
+    np.testing.assert_array_equal(values(tmp_path / "out", 1)["backbone.0.weight"], values(bases["module"], 2)["backbone.0.weight"])
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"start_from: .*index\.json: 1 file of 2 missing, such as model-1\.safetensors"):
+        preview(config)
 
 
 def test_a_checkpoint_of_an_earlier_release_has_no_frozen_variables(tmp_path: Path) -> None:

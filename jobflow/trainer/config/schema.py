@@ -264,7 +264,11 @@ class StartFrom(Section):
 
     path: Annotated[
         str,
-        key("a run, a checkpoint, or a .safetensors, .npz or .pt file", "file checkpoint ckpt weights model model_name_or_path", min_length=1),
+        key(
+            "a run, a checkpoint, a folder of Hugging Face, or a .safetensors, .npz or .pt file",
+            "file checkpoint ckpt weights model model_name_or_path",
+            min_length=1,
+        ),
     ]
     rename: Annotated[
         dict[str, str], key("pattern of names in the file: name in the model; entries apply in order", "mapping map renames", default_factory=dict)
