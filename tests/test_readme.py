@@ -1,4 +1,4 @@
-"""The commands of the README: one line each, naming files and extras that exist."""
+"""The README: commands of one line, extras, files and pictures that exist; and the numbers of lines that the page on development states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README, INSTALLATION, DEVELOPMENT = (
+    (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/installation.md", "docs/internals/development.md")
+)
 
 
 def command(mark: str) -> str:
@@ -20,8 +22,8 @@ def command(mark: str) -> str:
 
 def test_extras_exist() -> None:
     offered = set(re.findall(r'^        "([\w-]+)": ', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE))
-    extras = {extra for group in re.findall(r'"\.\[([\w,-]+)\]"', README) for extra in group.split(",")}
-    assert extras and extras <= offered
+    extras = {extra for group in re.findall(r'"\.\[([\w,-]+)\]"', README + INSTALLATION) for extra in group.split(",")}
+    assert extras == offered
 
 
 def test_named_files_exist() -> None:
@@ -31,11 +33,6 @@ def test_named_files_exist() -> None:
 
 def test_main_job_runs_on_two_ranks() -> None:
     assert command("run").endswith("&& mpiexec -n 2 jobflow train configs/lenet_digits.yaml")
-
-
-def test_configuration_is_the_one_that_is_run() -> None:
-    (shown,) = re.findall(r"^```yaml\n(.+?)^```$", README, re.MULTILINE | re.DOTALL)
-    assert (ROOT / "configs" / "lenet_digits.yaml").read_text(encoding="utf-8").endswith(shown)
 
 
 @pytest.mark.parametrize("mark", ["run", "test"])
@@ -57,9 +54,9 @@ def lines(*folders: str) -> int:
 
 
 def test_stated_numbers_of_lines_are_within_five_percent() -> None:
-    package, tests = (re.search(pattern, README) for pattern in (r"package has about ([\d,]+) lines", r"and the tests ([\d,]+)"))
-    core, paragraph = re.search(r"core has about ([\d,]+) lines: (.+?)\. It traces", README, re.DOTALL).groups()  # type: ignore[union-attr]
-    folders = re.findall(r"\((jobflow/\w+)\)", paragraph)
+    package, tests = (re.search(pattern, DEVELOPMENT) for pattern in (r"package has about ([\d,]+) lines", r"and the tests ([\d,]+)"))
+    core, paragraph = re.search(r"core has about ([\d,]+) lines: (.+?)\. It traces", DEVELOPMENT, re.DOTALL).groups()  # type: ignore[union-attr]
+    folders = re.findall(r"/(jobflow/\w+)\)", paragraph)
     assert len(folders) > 5 and package is not None and tests is not None
     for text, count in ((package[1], lines("jobflow")), (tests[1], lines("tests")), (core, lines(*folders))):
         assert int(text.replace(",", "")) == pytest.approx(count, rel=0.05)

@@ -27,6 +27,10 @@ def outside(page: str, target: str) -> Path | None:
     return path if path.is_file() and not path.is_relative_to(ROOT / "docs") else None
 
 
+def is_folder(page: str, target: str) -> bool:
+    return (ROOT / "docs" / posixpath.dirname(page) / target).is_dir()
+
+
 def site_path(path: Path) -> str:
     """Return the page of the site that shows a file of the repository."""
     return "repository/" + path.relative_to(ROOT).as_posix().removesuffix(".md") + ".md"
@@ -58,8 +62,8 @@ def on_page_markdown(markdown: str, page: Any, **options: Any) -> str:
 
     def led(match: re.Match[str]) -> str:
         path = outside(page.file.src_uri, match[2])
-        if path is None:
-            return match[0]
+        if path is None:  # a page of docs/, or a folder of the repository, which is shown as text
+            return match[1][1:-1] if is_folder(page.file.src_uri, match[2]) else match[0]
         return f"{match[1]}({os.path.relpath(site_path(path), posixpath.dirname(page.file.src_uri) or '.')}{match[3] or ''})"
 
     return LINK.sub(led, markdown)

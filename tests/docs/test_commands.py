@@ -36,6 +36,7 @@ ELSEWHERE = {
     r"^scripts/refresh_docs$": "writes pages of the checkout; tests/docs/test_generated.py runs it with --check",
     r"^scripts/refresh_docs --rules": "tests/ops compares that page",
     r"^python benchmarks/read_data\.py$": "measures for minutes",
+    r"^scripts/docs": "needs the extra docs; tests/docs/test_site.py builds the site",
     r"^scripts/crash_sweep$": "runs for minutes; tests/checkpoint runs a sample of it",
     r"^jobflow ckpt (ls runs/lenet/checkpoints|diff A B)": "names checkpoints of a run that the reader has",
     r"^scripts/cupy_without_gpu": "needs CuPy; tests/gpu/test_without_gpu.py runs it where CuPy is",
@@ -109,7 +110,7 @@ def prepare(page: str, folder: Path) -> None:
     """The files that a page's commands name and its reader has."""
     reader_folder(folder)
     (folder / ".zfunc").mkdir()
-    owner = "README.md" if page == "README.md" else "global_tensors.md" if page == "global_tensors.md" else "job_functions.md"
+    owner = "global_tensors.md" if page == "global_tensors.md" else "job_functions.md"
     script = [block for block in pages.programs() if block.page == owner][-1]
     (folder / "script.py").write_text(script.text, encoding="utf-8")
     for name, text in pages.saved(page).items():
@@ -145,7 +146,7 @@ def test_commands_of_a_page(page: str, tmp_path: Path, pytestconfig: pytest.Conf
 
 @pytest.mark.full
 def test_the_first_command(tmp_path: Path) -> None:
-    """With its installation, on a fresh checkout; what follows it in the README's table finds its checkpoints."""
+    """With its installation, on a fresh checkout; `jobflow ckpt ls` finds its checkpoints."""
     checkout(tmp_path)
     (first,) = [c.text for c in COMMANDS if ".[jit,mpi,train]" in c.text]
     environment = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name in ("PATH", "SSL_CERT_FILE")}

@@ -1,6 +1,6 @@
 """Every program of README and docs runs as a reader would run it: in a file and a process of its own.
 
-Programs of the README, programs with printed output, and programs without a record run alone. Those about devices also run on two
+Programs with printed output and programs without a record run alone. Those about devices also run on two
 threads, those about ranks on two ranks. With --full all run in every way.
 """
 
@@ -54,7 +54,7 @@ def chosen(words: tuple[str, ...]) -> list[object]:
 
 
 def _recorded(block: Block) -> bool:
-    return block.page != "README.md" and block.output is None and pages.COMPILES.search(block.text) is not None
+    return block.output is None and pages.COMPILES.search(block.text) is not None
 
 
 @pytest.mark.parametrize("block", [pytest.param(b, id=str(b), marks=pytest.mark.full if _recorded(b) else ()) for b in PROGRAMS])
@@ -125,7 +125,7 @@ def test_excerpts_are_in_their_files(block: Block) -> None:
     assert any([line for line in lines[i:] if line][: len(excerpt)] == excerpt for i in starts), f"{block.excerpt} has other lines"
 
 
-@pytest.mark.parametrize("page", ["README.md", "configuration.md", "training.md"])
+@pytest.mark.parametrize("page", ["configuration.md", "training.md"])
 def test_configurations_are_whole(page: str, tmp_path: Path) -> None:
     """Blocks that begin with a file name are files in one folder, beside configs/; other configurations are excerpts of files in configs/."""
     configurations = [b for b in pages.blocks() if b.page == page and b.language == "yaml"]
