@@ -41,7 +41,7 @@ ELSEWHERE = {
     r"^jobflow ckpt (ls runs/lenet/checkpoints|diff A B)": "names checkpoints of a run that the reader has",
     r"^scripts/cupy_without_gpu": "needs CuPy; tests/gpu/test_without_gpu.py runs it where CuPy is",
     r"^scripts/gpu_check": "needs a GPU or CuPy; tests/gpu/test_gpu_check.py runs its steps, and the command without a GPU",
-    r"^(mpiexec -n 2|jobflow predict --input|jobflow train --resume)$": "is a part of a command",
+    r"^(mpiexec -n [24]|jobflow predict --input|jobflow train --resume)$": "is a part of a command",
 }
 #: is asked for its help: a name that stands in a sentence
 NAMED = re.compile(r"^(jobflow|python -m jobflow)( [a-z]+){0,2}$")
