@@ -75,9 +75,7 @@ def train(
     Raises: ConfigErrors before the start; ConfigError if the run cannot resume from its checkpoint; errors of the training itself.
 
     Examples:
-        >>> from jobflow.trainer import train
-        >>> run = train("run.yaml")  # two steps
-        >>> run.step
+        >>> flow.trainer.train("run.yaml").step  # a run of two steps
         2
     """
     loaded = load(loaded) if isinstance(loaded, str | Path) else loaded
