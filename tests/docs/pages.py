@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 #: pages whose blocks are one program: test_tutorials.py runs them in order, and no other test runs them alone
-TUTORIALS = ["getting_started.md", *sorted(path.name for path in DOCS.glob("tutorial_*.md"))]
+TUTORIALS = ["errors.md", "getting_started.md", *sorted(path.name for path in DOCS.glob("tutorial_*.md"))]
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "internals").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: <!-- from FILE --> before a block: its lines stand in that file

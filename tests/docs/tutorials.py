@@ -14,6 +14,8 @@ from pages import FENCE, ROOT, TUTORIALS
 PRINTS = re.compile(r"<!-- prints -->\s*\Z")
 #: <!-- not run --> before a block: an installation, which test_commands.py tries for the README
 SKIPPED = re.compile(r"<!-- not run -->\s*\Z")
+#: <!-- fails --> before a block of commands whose exit code is not 0
+FAILS = re.compile(r"<!-- fails -->\s*\Z")
 #: the first line of a block that readers save under this name
 NAME = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
 #: on a page that needs the files of another one
@@ -22,6 +24,8 @@ CONTINUES = re.compile(r"<!-- continues (\S+) -->")
 ANY = "..."
 #: a number with a fraction, or with an exponent
 FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
+#: largest number of shown lines of a printed line, which a page may wrap
+LONGEST = 3
 #: how far a number of a training may lie from the shown one, on another class of machine
 RELATIVE, ABSOLUTE = 0.15, 0.05
 
@@ -35,6 +39,8 @@ class Action:
     text: str
     file: str | None = None
     output: str | None = None
+    #: True if the commands fail
+    fails: bool = False
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -45,7 +51,7 @@ def steps_of(page: Path) -> list[Action]:
     text, steps = page.read_text(encoding="utf-8"), list[Action]()
     for match in FENCE.finditer(text):
         before = text[: match.start()]
-        step = Action(page.name, before.count("\n") + 1, match[2])
+        step = Action(page.name, before.count("\n") + 1, match[2], fails=bool(FAILS.search(before)))
         if SKIPPED.search(before):
             continue
         if match[1] == "bash":
@@ -58,7 +64,7 @@ def steps_of(page: Path) -> list[Action]:
             if steps[-1].file is not None:
                 raise ValueError(f"{step}: no commands stand between the file {steps[-1].file} and this output")
             steps[-1] = replace(steps[-1], output=match[2])
-        else:
+        elif page.name.startswith("tutorial"):
             raise ValueError(f"{step}: this block is neither a file nor commands, nor is it marked as their output")
     return steps
 
@@ -80,7 +86,10 @@ def lines_of(script: str) -> list[str]:
 
 
 def agrees(shown: str, printed: str) -> bool:
-    """Return True if the output has the shown lines in order; `...` is any text, and a line of it any lines."""
+    """Return True if the output has the shown lines in order; `...` is any text, and a line of it any lines.
+
+    A long line may be wrapped.
+    """
     expected, lines = shown.rstrip().splitlines(), printed.rstrip().splitlines()
     return _agree(expected, lines)
 
@@ -90,7 +99,8 @@ def _agree(expected: list[str], lines: list[str]) -> bool:
         return not lines
     if expected[0].strip() == ANY:
         return any(_agree(expected[1:], lines[start:]) for start in range(len(lines) + 1))
-    return bool(lines) and same(expected[0], lines[0]) and _agree(expected[1:], lines[1:])
+    wrapped = (" ".join([expected[0], *map(str.strip, expected[1:count])]) for count in range(1, min(LONGEST, len(expected)) + 1))
+    return bool(lines) and any(same(line, lines[0]) and _agree(expected[count:], lines[1:]) for count, line in enumerate(wrapped, 1))
 
 
 def same(shown: str, printed: str) -> bool:
