@@ -58,8 +58,9 @@ __all__ = [
 _PACKAGE = os.path.join(os.path.abspath(sys.modules["jobflow"].__path__[0]), "")
 #: Python's standard library
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
-#: the models of jobflow count as user programs
+#: the models of jobflow count as user programs, but not the functions that they share for generation
 _MODELS = os.path.join(_PACKAGE, "models") + os.sep
+_GENERATION = os.path.join(_MODELS, "generation") + os.sep
 #: the advice of messages that reject an array in place of a tensor of a job
 NOT_A_TENSOR = "arrays become tensors as arguments of the job, as variables (get_variable, load_variables) or as constants (flow.tensor)"
 
@@ -292,7 +293,8 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def _is_own(file: str) -> bool:
-    return (file.startswith(_PACKAGE) and not file.startswith(_MODELS)) or file.startswith("<frozen ")
+    in_package = file.startswith(_PACKAGE) and (not file.startswith(_MODELS) or file.startswith(_GENERATION))
+    return in_package or file.startswith("<frozen ")
 
 
 def _is_standard(file: str) -> bool:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.core.errors import CheckpointError, ConfigError, at_line
+from jobflow.core.filters import Not
 from jobflow.data.batches import Batches
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session
+from jobflow.models.generation.key_value_cache import NAMES
 from jobflow.storage import sessions, store
 from jobflow.storage.remote import AnyPath
 from jobflow.trainer.class_names import classes_of
@@ -103,6 +105,7 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
 
 
 def restore(jobs: Jobs, path: AnyPath, job: Job) -> None:
-    """Compile a job, and load the session's variables from the checkpoint `path`."""
+    """Compile a job, and load the session's variables from the checkpoint `path`; key-value caches are not in checkpoints."""
     jobs.session.compiled(job, job.declared_shapes(jobs.session))
-    sessions.load(jobs.session, path, strict="variables", what="--checkpoint")
+    caches = any(name.startswith(NAMES) for name in jobs.session.variables)
+    sessions.load(jobs.session, path, Not(f"{NAMES}*") if caches else ("*",), strict="variables", what="--checkpoint")

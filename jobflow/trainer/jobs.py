@@ -22,7 +22,7 @@ from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, at_line, counted, did_you_mean_or
 from jobflow.core.layout import cut
-from jobflow.core.types import Array, TensorType, bfloat16, float16, float32
+from jobflow.core.types import Array, TensorType, bfloat16, float16, float32, int32, int64
 from jobflow.data.batch import per_device
 from jobflow.data.batches import Batches
 from jobflow.data.mixed_samples import OTHER, SHARE, MixedSamples
@@ -37,6 +37,7 @@ from jobflow.engine.staged_job import StagedJob
 from jobflow.graph.ir import Variable
 from jobflow.legacy.optimizer.from_options import optimizer_of
 from jobflow.legacy.optimizer.job_optimizers import Minimizer
+from jobflow.models.generation.key_value_cache import JobCache
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.axes import reshape
@@ -60,8 +61,10 @@ from jobflow.trainer.set_metrics.configured_metrics import SetMetrics
 from jobflow.trainer.step_extensions import StepExtension
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
 
-#: names of the jobs for training, evaluation and prediction
-TRAIN, EVALUATION, PREDICTION = "train", "evaluation", "prediction"
+#: names of the jobs for training, evaluation, prediction and generation
+TRAIN, EVALUATION, PREDICTION, GENERATION = "train", "evaluation", "prediction", "generation"
+#: the field of tokens of language models, and the argument of a job with the number of earlier tokens
+TOKENS, EARLIER = "tokens", "earlier_tokens"
 #: name of the train job's result that counts non-finite gradient elements
 HALTED = "#halted"
 #: name of the variable with this count
@@ -97,7 +100,7 @@ class Jobs:
     mixed: MixedSamples | None = None
     #: the configured metrics over a set
     set_metrics: SetMetrics = field(init=False)
-    _made: dict[tuple[str, int, tuple[str, ...], tuple[StepExtension, ...]], Job] = field(default_factory=dict)
+    _made: dict[tuple[Any, ...], Job] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.set_metrics = SetMetrics(self.loaded)
@@ -147,6 +150,14 @@ class Jobs:
     def prediction(self, rows: int, fields: Fields | None = None) -> Job:
         """Return the job that computes the scores of `rows` samples without labels."""
         return self._job(PREDICTION, rows, self.network.inputs(self.fields if fields is None else fields))
+
+    def generation(self, count: int, length: int) -> Job:
+        """Return the job that reads `count` tokens of one sequence after those in a cache of `length` tokens.
+
+        The arguments are the tokens, int32 [1, count], and the number of earlier tokens, int64 [1].
+        """
+        types = {TOKENS: TensorType((count,), int32), EARLIER: TensorType((), int64)}
+        return self._job(GENERATION, 1, types, length=length)
 
     def exported(self, rows: int) -> Job:
         """Return the predict job for `rows` samples in the consistent view and in float32, without a strategy."""
@@ -238,25 +249,31 @@ class Jobs:
 
     # ---------------------------------------------------------------- declaration
 
-    def _job(self, kind: str, rows: int, types: Fields, due: tuple[StepExtension, ...] = ()) -> Job:
-        key = (kind, rows, tuple(types), due)
+    def _job(self, kind: str, rows: int, types: Fields, due: tuple[StepExtension, ...] = (), length: int = 0) -> Job:
+        key = (kind, rows, tuple(types.items()), due, length)
         if key not in self._made:
-            self._made[key] = self._declared(kind, rows, types, due)
+            self._made[key] = self._declared(kind, rows, types, due, length)
             self.session.register(self._made[key])
         return self._made[key]
 
-    def _declared(self, name: str, rows: int, types: Fields, due: tuple[StepExtension, ...] = (), *, plain: bool = False) -> Job:
-        """Declare a job, a train job with the operations of the callbacks `due`; with `plain`, in the consistent view and without a strategy."""
-        bodies: dict[str, Callable[..., dict[str, Any]]] = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}
-        body = bodies[name]
-        options: dict[str, Any] = {} if name == PREDICTION else {"metrics": not plain}
-        options |= {"due": due} if name == TRAIN else {}
+    def _declared(self, name: str, rows: int, types: Fields, due: tuple[StepExtension, ...] = (), length: int = 0, *, plain: bool = False) -> Job:
+        """Declare a job, a train job with the operations of the callbacks `due`; with `plain`, in the consistent view and without a strategy.
+
+        `length` is the length of the cache of a job for generation.
+        """
+        bodies: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
+            TRAIN: (self._train, {"metrics": not plain, "due": due}),
+            EVALUATION: (self._measured, {"metrics": not plain}),
+            PREDICTION: (self._predicted, {}),
+            GENERATION: (self._continued, {"length": length}),
+        }
+        body, options = bodies[name]
 
         def function(*values: Any) -> Any:
             with at_line(line_of(self.loaded, "model")):
                 return body(dict(zip(types, values, strict=True)), **options)
 
-        own = not plain and self.mirrored(rows)
+        own = not plain and self.mirrored(rows) and name != GENERATION
         array, length = (ListNumpy, -(-rows // self.ranks)) if own else (Numpy, rows)
         function.__name__ = name
         function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -311,6 +328,9 @@ class Jobs:
         results = dict(self.network(batch))
         self.outputs = tuple(results)
         return results
+
+    def _continued(self, batch: dict[str, Any], length: int) -> dict[str, Any]:
+        return dict(self.network({TOKENS: batch[TOKENS]}, JobCache(batch[EARLIER], length)))
 
 
 def _weighed(loss: Any, like: Any) -> Any:

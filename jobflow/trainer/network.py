@@ -25,6 +25,7 @@ from jobflow.functional.sampling import manual_seed
 from jobflow.legacy.initializers import random_normal_initializer
 from jobflow.legacy.variables import get_variable
 from jobflow.models.building_blocks import he
+from jobflow.models.generation.key_value_cache import Cache
 from jobflow.nn.modules.module import Module
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.functions import makes_module
@@ -32,6 +33,8 @@ from jobflow.trainer.criterion import LABELS, Criterion, criterion_of, separate_
 
 #: the name of a list of layers in messages
 LISTED = "the list of layers"
+#: the parameter of a model for a key-value cache
+CACHE = "cache"
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,12 @@ class Network:
     module: Module | None = None
     #: the loss of scores; None for a builder, which returns its own
     criterion: Criterion | None = None
+    #: True if the function accepts a key-value cache, the parameter `cache`
+    cached: bool = False
 
-    def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the outputs for a batch; raise ConfigError if the outputs are not a dict of tensors."""
-        outputs = self.function(**batch)
+    def __call__(self, batch: Mapping[str, Any], cache: Cache | None = None) -> Mapping[str, Any]:
+        """Return the outputs for a batch, and extend the cache; raise ConfigError if the outputs are not a dict of tensors."""
+        outputs = self.function(dict(batch), **({} if cache is None else {CACHE: cache}))
         if isinstance(outputs, Mapping) and all(map(_is_tensor, outputs.values())):
             return outputs
         what = f"{self.named} returned {_described(outputs)}, for {', '.join(batch)}"
@@ -184,11 +189,12 @@ def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any],
     code = getattr(inspect.unwrap(function), "__code__", None)
     where = SourceLine(target, 0) if code is None else _line_of(code)
 
-    def outputs(**batch: Any) -> Mapping[str, Any]:
-        return function(**batch, **arguments)
+    def outputs(batch: Mapping[str, Any], **cache: Any) -> Mapping[str, Any]:
+        results: Mapping[str, Any] = function(**batch, **arguments, **cache)
+        return results
 
     needed = tuple(n for n, p in fields.items() if p.default is p.empty)
-    return Network(outputs, tuple(fields), needed, anything, where, target, key)
+    return Network(outputs, tuple(fields), needed, anything, where, target, key, cached=CACHE in named and CACHE not in fields)
 
 
 # -------------------------------------------------------------------- modules
@@ -210,15 +216,16 @@ def _of_module(loaded: Loaded, builder: Callable[..., Any], target: str, key: st
         module.to_global(placement("cpu", range(session.device_count())), sbp.broadcast)
     code = type(module).forward.__code__ if inspect.isclass(builder) else inspect.unwrap(builder).__code__
     criterion = criterion_of(loaded)
-    return Network(partial(_measured, module, criterion), (), (), True, _line_of(code), target, key, module, criterion)
+    cached = CACHE in _parameters(module)
+    return Network(partial(_measured, module, criterion), (), (), True, _line_of(code), target, key, module, criterion, cached)
 
 
 def _line_of(code: CodeType) -> SourceLine:
     return SourceLine(code.co_filename, code.co_firstlineno)
 
 
-def _measured(module: Module, criterion: Criterion, **batch: Any) -> Mapping[str, Any]:
-    """Apply a module to a batch, and return its dict of outputs.
+def _measured(module: Module, criterion: Criterion, batch: dict[str, Any], **cache: Any) -> Mapping[str, Any]:
+    """Apply a module to a batch and to a cache, if any, and return its dict of outputs.
 
     If the module returns a tensor of scores, the dict has the loss of the scores against the labels, or only the scores without labels.
     """
@@ -233,7 +240,7 @@ def _measured(module: Module, criterion: Criterion, **batch: Any) -> Mapping[str
         if any(matches(job.frozen, f"{name}.{buffer}".lstrip(".")) for buffer, _ in each.named_buffers(recurse=False)):
             each.training = False
     try:
-        results = module(*fields.values()) if named is None else module(**fields)
+        results = module(*fields.values(), **cache) if named is None else module(**fields, **cache)
     finally:
         for each, mode in modes:
             each.training = mode
@@ -296,7 +303,7 @@ def _listed(loaded: Loaded) -> Network:
     config = loaded.config
     listed, criterion = config.model.layers or (), criterion_of(loaded)
 
-    def outputs(**batch: Any) -> Mapping[str, Any]:
+    def outputs(batch: Mapping[str, Any]) -> Mapping[str, Any]:
         own = dict(batch)
         labels, mixed = own.pop(LABELS, None), separate_mixture(own)
         x = next(iter(own.values()))

@@ -18,13 +18,15 @@ from jobflow.core.types import Array, TensorType, int32
 from jobflow.data.readers import READERS, is_table, open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
-from jobflow.models.generate import tokens_after
+from jobflow.models.generation.decoding import Reader, WindowReader, continued
+from jobflow.models.generation.token_sampling import Sampling
 from jobflow.storage.remote import AnyPath, path_of
 from jobflow.trainer.class_names import classes_of, labels_of
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.criterion import LABELS
 from jobflow.trainer.evaluate import batches_of, restore, rows_of, trained
-from jobflow.trainer.jobs import Jobs, open_place
+from jobflow.trainer.job_reader import JobReader
+from jobflow.trainer.jobs import TOKENS, Jobs, open_place
 from jobflow.trainer.network import Network, layered
 
 #: names of samples in a configuration, accepted in place of an input file
@@ -39,8 +41,6 @@ BY_COLUMN = ("categories", "missing", "scale", "empty", "unknown", "dates")
 OF_TRAINING = ("split", "validation_every", "classes", "labels", "crop", "flip", "rotation", "colour", "rand_augment", "shuffle")
 #: the largest number of bytes of a character
 LONGEST = 4
-#: the input field of language models
-TOKENS = "tokens"
 #: the target field of language models, which a prompt lacks
 TARGETS = "targets"
 
@@ -250,20 +250,31 @@ def generate(
         words = vocabulary_of(extra.get("facts", {}))
         fields = {TOKENS: TensorType((length,), int32)}
         jobs.network = _of_prompts(layered(jobs.network, fields | {TARGETS: fields[TOKENS]}))
-        job = jobs.prediction(1, fields)
-        restore(jobs, path, job)
-
-        def scores_of(tokens: Array) -> Array:
-            # the model may have more tokens than its text, which never occur in training
-            return _scores(jobs.network, jobs.call(job, {TOKENS: tokens}))[..., : words.size]
-
-        prompt_tokens = [int(token) for token in words.encode(prompt, "the prompt")]
-        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        reader = _reader(jobs, path, length, words.size)
+        prompts = [[int(token) for token in words.encode(prompt, "the prompt")]]
+        sampling = Sampling(temperature, top_k, top_p, seed=seed)
+        tokens = (int(token) for (token,) in continued(reader, prompts, count, sampling, sliding=True) if token is not None)
         pieces = []
-        for piece in before_stop(texts(words, tokens_after(scores_of, prompt_tokens, count, length=length, **options)), stop):
+        for piece in before_stop(texts(words, tokens), stop):
             say(piece)
             pieces.append(piece)
     return "".join(pieces)
+
+
+def _reader(jobs: Jobs, path: AnyPath, length: int, words: int) -> Reader:
+    """Load the checkpoint `path`, and return the model's predict job: with a cache if the model accepts one, else for whole windows."""
+
+    def scores_of(outputs: Mapping[str, Array]) -> Array:
+        # the model may have more tokens than its text, which never occur in training
+        return _scores(jobs.network, outputs)[..., :words]
+
+    if jobs.network.cached:
+        reader = JobReader(jobs, length, scores_of)
+        restore(jobs, path, jobs.generation(reader.chunk, length))
+        return reader
+    job = jobs.prediction(1, {TOKENS: TensorType((length,), int32)})
+    restore(jobs, path, job)
+    return WindowReader(lambda tokens: scores_of(jobs.call(job, {TOKENS: tokens})), length)
 
 
 def before_stop(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:

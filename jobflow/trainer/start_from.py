@@ -7,10 +7,11 @@ run, `jobflow eval` and `jobflow predict` do not need the file.
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ConfigError, FileError, counted, did_you_mean
@@ -21,6 +22,7 @@ from jobflow.core.types import Array, TensorType
 from jobflow.functional import foreign_files
 from jobflow.functional.typed import Tensor
 from jobflow.graph.ir import Variable
+from jobflow.models.weight_names import KNOWN, WeightNames, renamed
 from jobflow.storage.checkpoint_reader import Stored, variable_type
 from jobflow.storage.export import open_any
 from jobflow.storage.remote import AnyPath, path_of
@@ -56,6 +58,25 @@ class TorchTensor(Stored):
 
     def numpy(self) -> Array:
         return self.array
+
+
+@dataclass(frozen=True)
+class Transposed(Stored):
+    """A matrix in a file, transposed."""
+
+    name: str
+    file: AnyPath
+    matrix: Stored
+
+    @property
+    def type(self) -> TensorType:
+        type = self.matrix.type
+        if type.ndim != 2:
+            raise ConfigError(f'{self.file}: tensor "{self.name}" is {type}, but only matrices can be transposed; correct the patterns of transpose')
+        return TensorType(type.shape[::-1], type.dtype)
+
+    def numpy(self) -> Array:
+        return np.ascontiguousarray(self.matrix.numpy().T)
 
 
 @dataclass(frozen=True)
@@ -129,35 +150,22 @@ def _tensors(tree: Any, name: str) -> Iterator[tuple[str, Array]]:
 # -------------------------------------------------------------------- names
 
 
-def renamed(names: Mapping[str, Any], rename: Mapping[str, str], key: str) -> dict[str, str]:
-    """Return {name in the model: name in the file}: each entry of `rename` applies to the results of the earlier entries.
-
-    Each `*` of the new name stands for the text of a `*` of the pattern, in order.
-    Raises: ConfigError for an entry that matches no name, or two names that become equal.
-    """
-    new = {name: name for name in names}
-    for pattern, target in rename.items():
-        if pattern.count("*") < target.count("*"):
-            raise ConfigError(f'{key}.rename: "{target}" has more * than the pattern "{pattern}"; write at most {pattern.count("*")}')
-        expression = re.compile("(.*)".join(map(re.escape, pattern.split("*"))))
-        changed = {old: match for old, name in new.items() if (match := expression.fullmatch(name))}
-        if not changed:
-            raise ConfigError(f'{key}.rename: no name in the file matches "{pattern}"{did_you_mean(pattern, new.values())}')
-        new |= {old: _filled(target, match.groups()) for old, match in changed.items()}
-    result: dict[str, str] = {}
-    for old, name in new.items():
-        if result.setdefault(name, old) != old:
-            raise ConfigError(f'{key}.rename: "{result[name]}" and "{old}" both become "{name}"; correct the patterns')
-    return result
+def names_of(options: StartFrom, key: str, tensors: Mapping[str, Stored]) -> tuple[dict[str, str], Mapping[str, Stored]]:
+    """Return {name in the model: name in the file}, and the tensors of the file with transposed matrices where the configuration requests them."""
+    known = KNOWN[options.rename] if isinstance(options.rename, str) else WeightNames(options.rename)
+    names = renamed(tensors, known.rename, key, strict=not isinstance(options.rename, str))
+    for pattern in options.transpose:
+        if not any(matches(pattern, name) for name in names):
+            raise ConfigError(f'{key}.transpose: no tensor matches "{pattern}"{did_you_mean(pattern, names)}')
+    chosen = [names[name] for name in names if matches((*known.transpose, *options.transpose), name)]
+    turned = {old: Transposed(old, tensors[old].file, tensors[old]) for old in chosen}
+    return names, {**tensors, **turned}
 
 
-def _filled(target: str, texts: tuple[str, ...]) -> str:
-    first, *rest = target.split("*")
-    return first + "".join(text + part for text, part in zip(texts, rest, strict=False))
-
-
-def matched(options: StartFrom, key: str, path: AnyPath, variables: Mapping[str, Variable], tensors: Mapping[str, Stored]) -> Match:
-    """Compare the variables of the model with the tensors of the file.
+def matched(
+    options: StartFrom, key: str, path: AnyPath, variables: Mapping[str, Variable], names: Mapping[str, str], tensors: Mapping[str, Stored]
+) -> Match:
+    """Compare the variables of the model with the tensors of the file; `names` is {name in the model: name in the file}.
 
     Raises: ConfigError with all variables that do not fit, and with the setting that would accept each.
     """
@@ -165,7 +173,6 @@ def matched(options: StartFrom, key: str, path: AnyPath, variables: Mapping[str,
         for pattern in getattr(options, name):
             if not any(matches(pattern, variable) for variable in variables):
                 raise ConfigError(f'{key}.{name}: no variable of the model matches "{pattern}"{did_you_mean(pattern, variables)}')
-    names = renamed(tensors, options.rename, key)
     selected = [name for name in variables if matches(options.only, name) and not matches(options.skip, name)]
     problems = list(_problems(options, variables, selected, names, tensors))
     if problems:
@@ -233,8 +240,8 @@ def compared(jobs: Jobs) -> tuple[AnyPath, Mapping[str, Stored], Match]:
     types = {name: variable.type for name, variable in jobs.variables.items()}
 
     def compare() -> tuple[Mapping[str, Stored], Match]:
-        tensors = opened(path, key, types)
-        return tensors, matched(options, key, path, jobs.variables, tensors)
+        names, tensors = names_of(options, key, opened(path, key, types))
+        return tensors, matched(options, key, path, jobs.variables, names, tensors)
 
     return path, *everywhere(jobs.session, compare)
 

@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from jobflow.core.errors import ArgumentError
-from jobflow.models.generate import sampled, tokens_after
+from jobflow.models.generation.decoding import WindowReader, continued
+from jobflow.models.generation.token_sampling import Sampling, sampled
 from jobflow.trainer.predict import before_stop
+
+
+def tokens_after(scores_of: Any, prompt: Sequence[int], count: int, *, length: int, **options: Any) -> Any:
+    """The tokens after a prompt, of a model that reads the last `length` tokens."""
+    return (token for (token,) in continued(WindowReader(scores_of, length), [prompt], count, Sampling(**options), sliding=True))
 
 
 def counting(words: int, calls: list[Any] | None = None) -> Any:
@@ -111,7 +117,7 @@ def test_a_text_is_a_function_of_its_seed() -> None:
         (b"a", {"top_k": -1}, "top_k -1"),
         (b"a", {"top_p": 0.0}, "top_p must be more than 0 and at most 1, not 0.0"),
         (b"a", {"top_p": float("nan")}, "not nan"),
-        (b"a", {"length": 0}, "length 0"),
+        (b"a", {"length": 0}, "length at least 1, not 3 and 0"),
     ),
 )
 def test_mistakes_are_named(prompt: bytes, options: dict[str, Any], words: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jobflow as flow
+from jobflow import models
 
 
 def plain(x: Any, labels: Any = None, *, units: int = 4) -> dict[str, Any]:
@@ -241,3 +242,15 @@ def scored(x: Any, labels: Any = None) -> dict[str, Any]:
     if labels is None:
         return {"scores": scores}
     return {"loss": flow.math.reduce_mean(flow.math.square(scores), axis=1), "scores": scores}
+
+
+def gpt_without_cache(tokens: Any, targets: Any = None, **arguments: Any) -> dict[str, Any]:
+    """Return the results of `models.gpt`, which reads whole windows."""
+    return models.gpt(tokens, targets, **arguments)
+
+
+class LlamaWithoutCache(models.Llama):
+    """A Llama that reads whole windows."""
+
+    def forward(self, tokens: Any, targets: Any = None) -> Any:
+        return super().forward(tokens, targets)

@@ -15,6 +15,7 @@ from processes import run_command, under_mpiexec
 from short_runs import CONFIG, Recorder, check_same, loaded, run, samples, write_config
 from test_processes_that_train import PATHS
 
+from jobflow import models
 from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.storage import store
 from jobflow.storage.export import open_any, to_npz, to_safetensors
@@ -239,3 +240,44 @@ def test_a_file_may_lack_variables_if_strict_is_false(bases: dict[str, Path], tm
     assert "not in the file" in before(recorder)
     record = json.dumps(loaded(file, tmp_path / "out").plain["start_from"])
     assert '"strict": false' in record and '"only": ["*"]' in record
+
+
+def test_files_of_gpt2_are_renamed_and_transposed(tmp_path: Path) -> None:
+    (tmp_path / "here.txt").write_text("abcdefgh " * 20)
+    arguments = {"words": 256, "length": 8, "width": 4, "heads": 2, "blocks": 1}
+    random, shapes = np.random.default_rng(0), {name: value.shape for name, value in models.GPT(**arguments).state_dict().items()}
+    drawn = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    names = {
+        "token_embedding.": "wte.", "position_embedding.": "wpe.", "blocks.": "h.", "norm1": "ln_1", "norm2": "ln_2", "attention.qkv": "attn.c_attn",
+        "attention.out": "attn.c_proj", "up.": "mlp.c_fc.", "down.": "mlp.c_proj.", "norm.": "ln_f.",
+    }  # fmt: skip
+    matrices = re.compile(r"qkv.weight|out.weight|up.weight|down.weight")
+    file: dict[str, Any] = {}
+    for name, array in drawn.items():
+        old = name
+        for mine, its in names.items():
+            old = old.replace(mine, its)
+        file[f"transformer.{old}"] = np.ascontiguousarray(array.T) if matrices.search(name) else array
+    np.savez(tmp_path / "gpt2.npz", **file)
+    text = f"""
+model: {{builder: "jobflow.models:GPT", arguments: {json.dumps(arguments)}}}
+data: {{train: {{reader: text, path: {tmp_path}/here.txt, length: 8}}, batch_size: 4, drop_last: true}}
+optimizer: {{name: sgd, lr: 0.1}}
+training: {{steps: 1}}
+freeze: [token_embedding.weight, position_embedding.weight, "blocks.*", norm.weight]
+start_from: {{path: {tmp_path}/gpt2.npz, rename: NAMES}}
+"""
+    (tmp_path / "run.yaml").write_text(text.replace("NAMES", "gpt2"))
+    _, recorder = run(loaded(tmp_path / "run.yaml", tmp_path / "out"))
+    assert f"{len(drawn)} of {len(drawn)} variables loaded" in before(recorder)
+    trained = values(tmp_path / "out", 1)
+    for name in drawn.keys() - {"norm.bias"}:
+        np.testing.assert_array_equal(trained[name], drawn[name], err_msg=name)
+
+    for more, words in (
+        ('transpose: ["blocks.*.norm1.*"]', "float32[4], but only matrices can be transposed"),
+        ('transpose: ["blocks.*.nrm1.*"]', 'start_from.transpose: no tensor matches "blocks.*.nrm1.*"'),
+    ):
+        (tmp_path / "run.yaml").write_text(text.replace("NAMES", f"gpt2, {more}"))
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            run(loaded(tmp_path / "run.yaml", tmp_path / "other"))

@@ -106,6 +106,20 @@ def test_a_text_model_continues_a_prompt(tmp_path: Path) -> None:
     assert generate(config, "ab", 5, top_k=1, seed=9) == "cdefg"
 
 
+@pytest.mark.parametrize(("model", "other"), [pytest.param("gpt", "gpt_without_cache", marks=pytest.mark.full), ("Llama", "LlamaWithoutCache")])
+def test_a_cache_changes_no_text(model: str, other: str, tmp_path: Path) -> None:
+    (tmp_path / "here.txt").write_text("abcdefgh " * 60)
+    (tmp_path / "run.yaml").write_text(TEXT.replace("here.txt", str(tmp_path / "here.txt")).replace(":gpt", f":{model}"))
+
+    def text(*settings: str) -> str:
+        return generate(loaded(tmp_path / "run.yaml", tmp_path / "out", *settings), "abc", 14, temperature=2.0, seed=2)
+
+    run(loaded(tmp_path / "run.yaml", tmp_path / "out", "training.steps=2"))
+    without = text(f"model.builder=nets_to_train:{other}")
+    assert len(set(without)) > 5
+    assert text() == without == text("strategy.devices=2", "strategy.tensor=2") == text("strategy.devices=2", "strategy.view=mirrored")
+
+
 def test_a_text_model_without_scores_raises(tmp_path: Path) -> None:
     (tmp_path / "here.txt").write_text("abcdefgh " * 60)
     model = TEXT[TEXT.index("model:") : TEXT.index("data:")]

@@ -271,8 +271,14 @@ class StartFrom(Section):
         ),
     ]
     rename: Annotated[
-        dict[str, str], key("pattern of names in the file: name in the model; entries apply in order", "mapping map renames", default_factory=dict)
+        dict[str, str] | Literal["gpt2", "llama"],
+        key(
+            "pattern of names in the file: name in the model, in order; or the names of a Hugging Face model",
+            "mapping map renames",
+            default_factory=dict,
+        ),
     ]
+    transpose: Annotated[Patterns, key("patterns of the model's variables that are transposed matrices in the file", "transposed")] = ()
     only: Annotated[Patterns, key("patterns of the model's variables that are loaded", "include names", min_length=1)] = ("*",)
     skip: Annotated[Patterns, key("patterns of the model's variables that are not loaded, such as a new head", "except exclude ignore")] = ()
     strict: Annotated[bool, key("an error if the file lacks a variable; false: the variable keeps its initial value")] = True
