@@ -10,9 +10,10 @@ import numpy as np
 from jobflow.core.errors import ConfigError, did_you_mean_or
 from jobflow.core.types import Array
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
-from jobflow.models.generate import tokens_after
+from jobflow.models.generation.decoding import tokens_after
 from jobflow.trainer.callbacks import Callback
-from jobflow.trainer.predict import TOKENS, is_of_text, texts
+from jobflow.trainer.jobs import TOKENS
+from jobflow.trainer.predict import is_of_text, texts
 from jobflow.trainer.training_run import EvaluationReport, TrainingRun
 
 

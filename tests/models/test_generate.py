@@ -9,14 +9,9 @@ import numpy as np
 import pytest
 
 from jobflow.core.errors import ArgumentError
-from jobflow.models.generation.decoding import WindowReader, continued
-from jobflow.models.generation.token_sampling import Sampling, sampled
+from jobflow.models.generation.decoding import tokens_after
+from jobflow.models.generation.token_sampling import sampled
 from jobflow.trainer.predict import before_stop
-
-
-def tokens_after(scores_of: Any, prompt: Sequence[int], count: int, *, length: int, **options: Any) -> Any:
-    """The tokens after a prompt, of a model that reads the last `length` tokens."""
-    return (token for (token,) in continued(WindowReader(scores_of, length), [prompt], count, Sampling(**options), sliding=True))
 
 
 def counting(words: int, calls: list[Any] | None = None) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,6 +49,16 @@ class WindowReader:
         at = np.arange(len(tokens))[:, None], np.asarray(first)[:, None] + np.arange(tokens.shape[1])
         self.window[at] = tokens
         return np.asarray(self.scores_of(self.window.copy()))[at]
+
+
+def tokens_after(scores_of: Callable[[Array], Array], prompt: Sequence[int], count: int, *, length: int, **sampling: Any) -> Iterator[int]:
+    """Yield up to `count` tokens after a prompt, for a model without a cache that reads the last `length` tokens; see `WindowReader`.
+
+    `sampling` are attributes of `Sampling`.
+    """
+    for (token,) in continued(WindowReader(scores_of, length), [prompt], count, Sampling(**sampling), sliding=True):
+        assert token is not None, "a single sequence that has ended yields nothing"
+        yield token
 
 
 def continued(reader: Reader, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, sliding: bool = False) -> Iterator[list[int | None]]:
