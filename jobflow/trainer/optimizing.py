@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial, reduce
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from jobflow.legacy.optimizer.clipping import Clipping
 from jobflow.legacy.optimizer.job_optimizers import OF_YAML, Minimizer
 from jobflow.legacy.optimizer.loss_scale import LossScale
 from jobflow.ops import elementwise as ew
-from jobflow.ops.optimizer_updates import OptimizerUpdate
+from jobflow.ops.optimizer_updates import AdamUpdate, OptimizerUpdate
 from jobflow.ops.update import learning_rate
 from jobflow.optim.optimizer import Optimizer
 from jobflow.trainer.config import Loaded, optimizer_schema, schema
@@ -117,7 +117,8 @@ def rule_of(options: optimizer_schema.Optimizer, weight_decay: float | None) -> 
         if weight_decay is not None:
             values["weight_decay"] = weight_decay
         result: OptimizerUpdate = make(lr_scheduler=of.PiecewiseConstantScheduler([], [options.lr]), **values).step_op("")
-        return result
+        # the formula of PyTorch, so that a loop of the user has the same losses; that of OneFlow 0.4 scales weight decay and epsilon, too
+        return replace(result, corrects_moments=True) if isinstance(result, AdamUpdate) and result.bias_correction else result
     if isinstance(options, ImportedOptimizer):
         make, values = function_named(options.name), dict(options.arguments)
     else:
