@@ -15,8 +15,8 @@ from jobflow.trainer.progress import Progress, epoch_text
 from jobflow.trainer.run_html import run_html
 from jobflow.trainer.training_run import EvaluationReport, Outcome, StepReport, TrainingRun
 
-#: minimum seconds between two updates, and the maximum fraction of the time that updates take
-REDRAW, SHARE = 0.5, 0.05
+#: minimum and maximum seconds between two updates, and the fraction of the time that updates take
+REDRAW, LATEST, SHARE = 0.5, 5.0, 0.05
 
 
 def notebook_shell() -> Any:
@@ -66,4 +66,4 @@ class NotebookProgress(Progress):
         }
         self._shell.display_pub.publish(data=data, metadata={}, transient={"display_id": self._shown}, update=update)
         now = perf_counter()
-        self._next = now + max(REDRAW, (now - began) / SHARE)
+        self._next = now + max(REDRAW, min(LATEST, (now - began) / SHARE))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from short_runs import CONFIG, SAMPLES, loaded, run, samples, write_config
 
+import jobflow as flow
 import jobflow.optimizer as opt
 from jobflow.core.errors import ConfigError, JobError
 from jobflow.trainer.config import load
@@ -180,7 +181,6 @@ OPTIMIZERS: list[tuple[str, Any]] = [
         "{name: momentum, lr: 0.1, momentum: 0.8, clip_norm: 2.0}",
         opt.SGDW(opt.PiecewiseConstantScheduler([], [0.1]), momentum=0.8, weight_decay=0.0, grad_clipping=opt.grad_clipping.by_global_norm(2.0)),
     ),
-    ("{name: adam, lr: 0.1, beta1: 0.8}", opt.Adam(opt.PiecewiseConstantScheduler([], [0.1]), beta1=0.8, do_bias_correction=True)),
     (
         "{name: adamw, lr: 0.1, weight_decay: 0.5, bias_correction: false}",
         opt.AdamW(opt.PiecewiseConstantScheduler([], [0.1]), weight_decay=0.5, do_bias_correction=False),
@@ -198,6 +198,20 @@ def test_optimizers(text: str, expected: Any, tmp_path: Path) -> None:
     assert optimizer.loss_scale_policy == opt.loss_scale.halt_where_not_finite()
     assert rule_of(optimizer.options, weight_decay_of(optimizer.options)) == expected.step_op("weight")
     assert optimizer.clippings == (() if expected.grad_clipping is None else (expected.grad_clipping,))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{name: adam, lr: 0.1, beta1: 0.8}", lambda x: flow.optim.Adam([x], betas=(0.8, 0.999))),
+        ("{name: adamw, lr: 0.1, weight_decay: 0.5, epsilon: 0.01}", lambda x: flow.optim.AdamW([x], weight_decay=0.5, eps=0.01)),
+    ],
+)
+def test_adam_has_the_formula_of_tensors(text: str, expected: Any, tmp_path: Path) -> None:
+    write_config(tmp_path, PLAIN.replace(PLAIN[PLAIN.index("optimizer:") : PLAIN.index("training:")], f"optimizer: {text}\n"))
+    options = load(tmp_path / "run.yaml").config.optimizer
+    optimizer = expected(flow.zeros(2, requires_grad=True))
+    assert rule_of(options, weight_decay_of(options)) == optimizer.rule(optimizer.param_groups[0])
 
 
 @pytest.mark.parametrize(
