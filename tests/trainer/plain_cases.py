@@ -127,7 +127,7 @@ def mean_over_ranks(loss: Any) -> float:
 
 def without_decay(model: nn.Module) -> list[dict[str, Any]]:
     """Return parameter groups in which biases and norms do not decay."""
-    parameters = [p for p in model.parameters()]
+    parameters: list[Any] = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},

@@ -1,4 +1,7 @@
-"""A rank that trains models of `plain_cases`, from a configuration and in a loop; arguments: a folder, and names.  Rank 0 prints the losses as JSON."""
+"""A rank that trains models of `plain_cases`, from a configuration and in a loop; rank 0 prints the losses as JSON.
+
+Arguments: a folder with the data, and names of models.
+"""
 
 from __future__ import annotations
 
