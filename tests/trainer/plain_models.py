@@ -316,7 +316,7 @@ class GPT(nn.Module):
     def __init__(self, words: int, length: int, width: int = 8, heads: int = 2, layers: int = 2, drop: float = 0.1) -> None:
         super().__init__()
         self.embed = nn.Embedding(words, width)
-        self.place = nn.Embedding(length, width)
+        self.position = nn.Embedding(length, width)
         self.drop = nn.Dropout(drop)
         self.blocks = nn.ModuleList([Block(width, heads, drop) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
@@ -332,7 +332,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor, targets: Any = None) -> dict[str, torch.Tensor]:
         T = tokens.size(1)
-        x = self.drop(self.embed(tokens) + self.place(torch.arange(T, device=tokens.device)))
+        x = self.drop(self.embed(tokens) + self.position(torch.arange(T, device=tokens.device)))
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
