@@ -50,7 +50,7 @@ from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
 from jobflow.trainer.parameter_average import averaged, averages_of, begin_averages, exchange_averages
 from jobflow.trainer.parameter_groups import groups_text
-from jobflow.trainer.resume import Progress, check_alike, check_configurations, chosen, follow, read, sampled, series_of, set_aside_behind, together
+from jobflow.trainer.resume import Progress, check_configurations, check_samples, chosen, follow, read, series_of, set_aside_behind, together
 from jobflow.trainer.set_metrics.configured_metrics import PREFIX
 from jobflow.trainer.set_metrics.epochs import Epochs
 from jobflow.trainer.start_from import start
@@ -348,10 +348,7 @@ class Loop:
     def _check_alike(self) -> None:
         """Raise ConfigError unless all ranks have the same configuration and samples with equal fingerprints."""
         check_configurations(self.session, self.loaded)
-        read = {f"data.{place}": samples for place, samples in self.jobs.samples.items() if isinstance(samples, Samples)}
-        check_alike(self.session, {name: samples.fingerprint for name, samples in read.items()})
-        if self.session.start().map.count > 1:
-            check_alike(self.session, {name: sampled(samples) for name, samples in read.items()})
+        check_samples(self.session, self.jobs.samples)
 
     def _resume(self, resume: str) -> AnyPath | None:
         with at_line(line_of(self.loaded, "checkpoint")):

@@ -185,6 +185,14 @@ def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
             )
 
 
+def check_samples(session: Session, samples: Mapping[str, Samples | Stream]) -> None:
+    """Raise ConfigError on all ranks unless they have read the same samples; on several nodes, compare the content of some of them."""
+    read = {f"data.{name}": one for name, one in samples.items() if isinstance(one, Samples)}
+    check_alike(session, {name: one.fingerprint for name, one in read.items()})
+    if session.start().map.count > 1:
+        check_alike(session, {name: sampled(one) for name, one in read.items()})
+
+
 def sampled(samples: Samples, count: int = 16) -> str:
     """Return a hash of `count` evenly spaced samples, which reveals files with different content on the nodes of a job."""
     last = len(samples) - 1

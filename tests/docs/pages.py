@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 #: pages whose blocks are one program: test_tutorials.py runs them in order, and no other test runs them alone
 TUTORIALS = ["errors.md", "getting_started.md", *sorted(path.name for path in DOCS.glob("tutorial_*.md"))]
+#: a page whose commands run on two nodes: tests/nodes/test_page.py
+ON_NODES = "cluster.md"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "internals").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: <!-- from FILE --> before a block: its lines stand in that file
@@ -95,7 +97,7 @@ def commands() -> list[Command]:
     """All that can be pasted, each once, in the order of each page."""
     listed: dict[Command, None] = {}
     for path in PAGES:
-        if path.name in TUTORIALS:
+        if path.name in (*TUTORIALS, ON_NODES):
             continue
         text = path.read_text(encoding="utf-8")
         for match in re.finditer(FENCE.pattern + r"|`([^`\n]+)`", text, re.MULTILINE | re.DOTALL):

@@ -22,6 +22,8 @@ from processes import LAUNCH, MPIEXEC, ROOT, Crowd, Exited, crowd
 #: prefix of the names of namespaces, before the process id of the tests and the number of the node
 PREFIX = "jobflow-test-"
 PORT = 7788
+#: the network interface of every node
+CABLE = "eth0"
 SECRET = "a secret of the tests, which is long enough"
 #: enters a node: on NODE COMMAND ARGUMENT ...; the node-local directory is {local} on every node, where its programs start
 ON = """\
@@ -99,10 +101,6 @@ class Node:
     def namespace(self) -> str:
         return f"{PREFIX}{os.getpid()}-{self.name}"
 
-    @property
-    def cable(self) -> str:
-        return f"jf{os.getpid()}n{self.number}"
-
 
 def _await_cable(node: Node) -> None:
     """Wait until the cable of a node works in both directions."""
@@ -138,9 +136,9 @@ class Nodes:
         first, second = self.nodes
         for node in self.nodes:
             ip("netns", "add", node.namespace)
-        ip("link", "add", first.cable, "netns", first.namespace, "type", "veth", "peer", "name", second.cable, "netns", second.namespace)
+        ip("link", "add", CABLE, "netns", first.namespace, "type", "veth", "peer", "name", CABLE, "netns", second.namespace)
         for node in self.nodes:
-            ip("-n", node.namespace, "address", "add", f"{node.address}/24", "dev", node.cable)
+            ip("-n", node.namespace, "address", "add", f"{node.address}/24", "dev", CABLE)
             ip("-n", node.namespace, "link", "set", "lo", "up")
             self.link(node.number, "up")
         for node in self.nodes:
@@ -154,7 +152,7 @@ class Nodes:
     def link(self, number: int, state: str) -> None:
         """Set the cable of a node "up" or "down"."""
         node = self.nodes[number]
-        ip("-n", node.namespace, "link", "set", node.cable, state)
+        ip("-n", node.namespace, "link", "set", CABLE, state)
 
     def pids(self, number: int) -> list[int]:
         """Return the processes of a node."""

@@ -28,7 +28,7 @@ def cluster(launch: Launch) -> Iterator[Finding]:
     places = here.map
     nodes = list(dict.fromkeys(places.nodes))
     count = f"{places.count} node{'s' * (places.count > 1)}"
-    yield Finding("ranks", OK, f"{launch.size} on {count}, by {launch.launcher}, with equal versions of jobflow, NumPy and Python")
+    yield Finding("ranks", OK, f"{launch.size} on {count}, by {launch.launcher}, with equal versions")
     for first in nodes:
         yield _node(here, places, first)
     for first in nodes[1:]:
