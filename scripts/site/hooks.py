@@ -58,7 +58,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **options: Any) -> str:
-    """Lead links to files outside of docs/ to their pages."""
+    """Lead links to files outside of docs/ to their pages, and show pages that are not guides after them in results of the search."""
+    if page.file.src_uri.startswith(("internals/", "repository/")):
+        page.meta.setdefault("search", {"boost": 0.3})
 
     def led(match: re.Match[str]) -> str:
         path = outside(page.file.src_uri, match[2])
