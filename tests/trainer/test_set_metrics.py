@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from metric_samples import SAMPLES, write
+from metric_samples import SAMPLES, samples, write
 from short_runs import Recorder, loaded, run, write_config
 
 from jobflow.core.errors import CheckpointError, ConfigError, JobflowError
@@ -98,6 +98,47 @@ def test_metrics_equal_scikit_learn_on_any_ranks_and_batches(task: str, settings
         assert f"{prefix}/scores" not in report.metrics  # scores are not averaged if a metric uses them
 
 
+def evaluated(folder: Path, arrays: dict[str, Any], metrics: str, *settings: str) -> EvaluationReport:
+    """Return the evaluation of a model whose scores are `x`."""
+    folder.mkdir()
+    np.savez(folder / "set.npz", **arrays)
+    (folder / "run.yaml").write_text(SCORED.replace("FILE", str(folder / "set.npz")).replace("METRICS", metrics))
+    _, recorder = run(load(folder / "run.yaml", (f"output={folder / 'out'}", "training={steps: 1, epochs: null}", *settings)))
+    return next(iter(recorder.evaluations.values()))
+
+
+def test_ignored_labels_are_not_counted(tmp_path: Path) -> None:
+    """The values are those of the set without the samples of this label."""
+    plain = ("accuracy", "f1", "perplexity", "confusion_matrix")
+    kinds = [*(f"{name}: {{ignore: -100}}" for name in plain), "top_k: {k: 2, ignore: -100}", "auc: {bins: 1000, ignore: -100}"]
+    metrics = f"[{', '.join(f'{{{kind}}}' for kind in kinds)}]"
+    arrays = samples("classes")
+    ignored = np.arange(SAMPLES) % 3 == 1
+    marked = evaluated(
+        tmp_path / "all", arrays | {"labels": np.where(ignored, -100, arrays["labels"]).astype(np.int32)}, metrics, "strategy.devices=2"
+    )
+    rest = evaluated(tmp_path / "rest", {name: array[~ignored] for name, array in arrays.items()}, metrics)
+    assert marked.tables["validation/confusion_matrix"].tolist() == rest.tables["validation/confusion_matrix"].tolist()
+    for name in ("accuracy", "top_2", "f1", "auc", "perplexity"):
+        assert marked.metrics[f"validation/{name}"] == pytest.approx(rest.metrics[f"validation/{name}"], rel=1e-6), name
+
+
+@pytest.mark.parametrize("scores", [1, 2])
+def test_a_threshold_replaces_the_larger_score_of_two_classes(scores: int, tmp_path: Path) -> None:
+    arrays = samples("binary")
+    predicted = 1 / (1 + np.exp(-arrays["x"][:, 0])) > 0.7
+    x = arrays["x"] if scores == 1 else np.concatenate([np.ones_like(arrays["x"]), arrays["x"] + 1], 1)
+    metrics = (
+        "[{accuracy: {threshold: 0.7}}, {f1: {average: binary, threshold: 0.7}}, {confusion_matrix: {threshold: 0.7}}, {accuracy: {name: half}}]"
+    )
+    report = evaluated(tmp_path / "set", {"x": x, "labels": arrays["labels"]}, metrics)
+    right = arrays["labels"] == predicted
+    hits = int((right & predicted).sum())
+    assert report.metrics["validation/accuracy"] == pytest.approx(right.mean()) != report.metrics["validation/half"]
+    assert report.metrics["validation/f1"] == pytest.approx(2 * hits / (predicted.sum() + arrays["labels"].sum()))
+    assert report.tables["validation/confusion_matrix"][1].tolist() == [arrays["labels"].sum() - hits, hits]
+
+
 METRICS = "metrics=[f1, auc, {auc: {bins: 50, name: binned}}, confusion_matrix, perplexity, 'own_metrics:Hits', 'own_metrics:Mean']"
 
 
@@ -181,6 +222,7 @@ def test_the_report_shows_confusion_matrices(folder: Path, tmp_path: Path) -> No
         ("[f1_score]", 'did you mean "f1"'),
         ("[{top_k: {}}]", 'metrics.0.top_k needs the key "k"'),
         ("[{top_k: {k: 9}}]", "metric top_9: k is 9, and there are 4 classes"),
+        ("[{accuracy: {threshold: 0.6}}]", "threshold 0.6 needs 2 classes, and there are 4; omit it"),
         ("[{f1: {average: binary}}]", "average binary needs 2 classes, and there are 4"),
         ("[f1, f1]", 'metrics.0 and metrics.1 have the same name "f1"'),
         ("[{f1: {}, auc: {}}]", "one metric, such as f1: {average: macro}; got f1 and auc"),

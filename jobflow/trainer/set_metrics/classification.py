@@ -16,10 +16,12 @@ from jobflow.trainer.set_metrics.requests import CLASS, LABELS, LIKELIHOOD, POSI
 MOST_CLASSES = 2_000
 
 
-def class_numbers(labels: Array, classes: int) -> Array:
-    """Return labels as int64, without axes; raise DataError for a label that is not a class number."""
+def class_numbers(labels: Array, classes: int, ignore: int | None = None) -> Array:
+    """Return labels as int64, without axes; raise DataError for a label that is neither a class number nor `ignore`."""
     flat = labels.reshape(-1)
-    wrong = np.flatnonzero(~((flat >= 0) & (flat < classes) & (flat == np.floor(flat))))
+    if flat.dtype.kind in "iu" and ignore is None and flat.size and flat.min() >= 0 and flat.max() < classes:
+        return flat.astype(np.int64)
+    wrong = np.flatnonzero(~((flat >= 0) & (flat < classes) & (flat == np.floor(flat)) | (flat == ignore)))
     if wrong.size:
         error = DataError(
             f"label {flat[wrong[0]]:g} is not one of the {classes:,} classes of the scores; "
@@ -31,7 +33,10 @@ def class_numbers(labels: Array, classes: int) -> Array:
 
 
 class Counted:
-    """Base class of metrics that count predicted classes and labels; `classes` is the number of scores."""
+    """Base class of metrics that count predicted classes and labels; `classes` is the number of scores.
+
+    The labels that `update` gets are class numbers, as int64 without axes.
+    """
 
     states: tuple[str, ...] = ("right", "count")
 
@@ -43,10 +48,11 @@ class Counted:
 
     @property
     def requests(self) -> Mapping[str, Request]:
-        return {
-            "labels": Request(LABELS, self.options.scores, self.options.labels),
-            "value": Request(CLASS, self.options.scores, self.options.labels),
-        }
+        return {"labels": self._request(LABELS), "value": self._request(CLASS, getattr(self.options, "threshold", None))}
+
+    def _request(self, kind: str, threshold: float | None = None) -> Request:
+        ignore = self.options.ignore if kind in (POSITION, LIKELIHOOD) else None
+        return Request(kind, self.options.scores, self.options.labels, ignore, threshold)
 
     def reset(self) -> None:
         self.right: Any = 0
@@ -57,7 +63,7 @@ class Accuracy(Counted):
     """The fraction of labels that are predicted, as `sklearn.metrics.accuracy_score`."""
 
     def update(self, values: Mapping[str, Array]) -> None:
-        labels = class_numbers(values["labels"], self.classes)
+        labels = values["labels"]
         self.right += int(np.count_nonzero(labels == values["value"].reshape(-1)))
         self.count += labels.size
 
@@ -70,12 +76,11 @@ class TopK(Counted):
 
     @property
     def requests(self) -> Mapping[str, Request]:
-        return {**super().requests, "value": Request(POSITION, self.options.scores, self.options.labels)}
+        return {**super().requests, "value": self._request(POSITION)}
 
     def update(self, values: Mapping[str, Array]) -> None:
-        labels = class_numbers(values["labels"], self.classes)
         self.right += int(np.count_nonzero(values["value"] < self.options.k))
-        self.count += labels.size
+        self.count += values["labels"].size
 
     compute = Accuracy.compute
 
@@ -93,7 +98,7 @@ class F1(Counted):
         self.right = self.predicted = self.labelled = np.zeros(self.classes, np.int64)
 
     def update(self, values: Mapping[str, Array]) -> None:
-        labels, predicted = class_numbers(values["labels"], self.classes), values["value"].reshape(-1)
+        labels, predicted = values["labels"], values["value"].reshape(-1)
         counts = (np.bincount(x, minlength=self.classes) for x in (labels[labels == predicted], predicted, labels))
         if not self.right.size:
             self.right = self.predicted = self.labelled = np.zeros(self.classes, np.int64)
@@ -124,8 +129,7 @@ class ConfusionMatrix(Counted):
 
     def update(self, values: Mapping[str, Array]) -> None:
         size = self.classes
-        labels = class_numbers(values["labels"], size)
-        pairs = np.bincount(labels * size + values["value"].reshape(-1), minlength=size * size).reshape(size, size)
+        pairs = np.bincount(values["labels"] * size + values["value"].reshape(-1), minlength=size * size).reshape(size, size)
         self.counts = self.counts + pairs if self.counts.size else pairs
 
     def compute(self) -> Array:
@@ -139,7 +143,8 @@ class Perplexity(Counted):
 
     @property
     def requests(self) -> Mapping[str, Request]:
-        return {"value": Request(LIKELIHOOD, self.options.scores, self.options.labels)}
+        labels = {} if self.options.ignore is None else {"labels": self._request(LABELS)}
+        return {**labels, "value": self._request(LIKELIHOOD)}
 
     def reset(self) -> None:
         self.total, self.count = 0.0, 0
@@ -155,6 +160,8 @@ class Perplexity(Counted):
 
 def check_classes(options: Any, classes: int) -> str:
     """Return the reason why a metric with these options is not defined for this number of classes, or ""."""
+    if isinstance(options, schema.OfPredictedClasses) and options.threshold is not None and classes != 2:
+        return f"threshold {options.threshold} needs 2 classes, and there are {classes:,}; omit it"
     if isinstance(options, schema.ConfusionMatrix) and classes > MOST_CLASSES:
         return f"a matrix of {classes:,} classes exceeds the maximum of {MOST_CLASSES:,}; omit it, or use f1"
     if isinstance(options, schema.TopK) and options.k > classes:

@@ -11,7 +11,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobflowError
 from jobflow.core.types import Array
 from jobflow.trainer.config import Loaded
-from jobflow.trainer.set_metrics.classification import F1, Accuracy, ConfusionMatrix, Perplexity, TopK, check_classes
+from jobflow.trainer.set_metrics.classification import F1, Accuracy, ConfusionMatrix, Perplexity, TopK, check_classes, class_numbers
 from jobflow.trainer.set_metrics.metric_names import metric_name
 from jobflow.trainer.set_metrics.own import Own
 from jobflow.trainer.set_metrics.ranking import Auc
@@ -127,14 +127,24 @@ class Running:
     def __init__(self, of: SetMetrics) -> None:
         self.of = of
         self.metrics = [each.make() for each in of.declared]
+        #: names of results by name of a value of each metric, and its ignored label
+        self._keys = [{name: of.keys[request] for name, request in metric.requests.items()} for metric in self.metrics]
+        self._ignored = [getattr(each.options, "ignore", None) for each in of.declared]
 
     def update(self, results: Mapping[str, Array]) -> None:
         """Add a batch; raise an error that names the metric if it cannot use the values."""
-        for i, (each, metric) in enumerate(zip(self.of.declared, self.metrics, strict=True)):
-            if i in self.of._classes:
-                metric.classes = self.of._classes[i]
+        checked: dict[tuple[str, int, int | None], tuple[Array, Array | None]] = {}
+        for i, (each, metric, keys, ignore) in enumerate(zip(self.of.declared, self.metrics, self._keys, self._ignored, strict=True)):
             with each.named():
-                metric.update({name: results[self.of.keys[request]] for name, request in metric.requests.items()})
+                values = {name: results[key] for name, key in keys.items()}
+                if i in self.of._classes:
+                    metric.classes = self.of._classes[i]
+                    if "labels" in values:
+                        labels = keys["labels"], metric.classes, ignore
+                        if labels not in checked:  # metrics share the check of their labels
+                            checked[labels] = _checked(values["labels"], metric.classes, ignore)
+                        values = _counted(values, *checked[labels])
+                metric.update(values)
 
     def values(self) -> dict[str, Any]:
         """Return numbers by name, and an array for a confusion matrix."""
@@ -161,6 +171,22 @@ class Running:
             if each.name == name:
                 for key in metric.states:
                     setattr(_holder(metric), key, state[key])
+
+
+def _checked(labels: Array, classes: int, ignore: int | None) -> tuple[Array, Array | None]:
+    """Return labels as class numbers without ignored ones, and a mask of the others; the mask is None without ignored labels."""
+    flat = class_numbers(labels, classes, ignore)
+    if ignore is None:
+        return flat, None
+    mask: Array = flat != ignore
+    return flat[mask], mask
+
+
+def _counted(values: Mapping[str, Array], labels: Array, mask: Array | None) -> dict[str, Array]:
+    """Return the values of a metric with checked labels, without rows of ignored labels."""
+    if mask is None:
+        return {**values, "labels": labels}
+    return {name: labels if name == "labels" else value.reshape(len(mask), -1)[mask] for name, value in values.items()}
 
 
 def _holder(metric: Any) -> Any:

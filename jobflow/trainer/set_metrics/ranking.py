@@ -9,7 +9,6 @@ import numpy as np
 
 from jobflow.core.errors import DataError
 from jobflow.core.types import Array
-from jobflow.trainer.set_metrics.classification import class_numbers
 from jobflow.trainer.set_metrics.requests import LABELS, RANKING, Request
 
 
@@ -41,7 +40,7 @@ class Auc:
         self.positive = self.negative = np.zeros((0, 0), np.int64)
 
     def update(self, values: Mapping[str, Array]) -> None:
-        labels = class_numbers(values["labels"], self.classes)
+        labels = values["labels"]
         scores = values["value"].reshape(labels.size, -1)
         if self.options.bins:
             self._count(scores, labels)

@@ -6,7 +6,7 @@ Every rank receives the whole tensors, in the order of the samples, so that all 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import log, prod
 from typing import Any, NamedTuple
 
 import jobflow.legacy.arrays as arrays
@@ -35,6 +35,10 @@ class Request(NamedTuple):
     kind: str
     scores: str
     labels: str = ""
+    #: a label whose value on the devices is of no use
+    ignore: int | None = None
+    #: the probability above which class 1 of two classes is predicted; None for the class with the larger score
+    threshold: float | None = None
 
     @property
     def is_raw(self) -> bool:
@@ -98,7 +102,13 @@ class Tensors:
         classes = self.classes(request)
         scores, labels = self.output(request.scores), self.labels(request.labels)
         scores = scores if scores.tensor_type.dtype is float32 else ew.cast(scores, float32)
-        value = _of_host(labels) if request.kind == LABELS else _COMPUTED[request.kind](*_flat(scores, labels, classes), classes)
+        if request.kind == LABELS:
+            value = _of_host(labels)
+        else:
+            flat, targets = _flat(scores, labels, classes)
+            if request.ignore is not None:  # a label within the classes, in the place of one that may not be
+                targets = arrays.where(math.equal(targets, request.ignore), 0, targets)
+            value = _COMPUTED[request.kind](flat, targets, classes) if request.threshold is None else _above(flat, request.threshold)
         return self._of_rows(request.scores, arrays.reshape(value, [self.rows, -1]) if value.tensor_type.size % self.rows == 0 else value)
 
     def _predictions(self, request: Request) -> Any:
@@ -137,6 +147,12 @@ def _class(scores: Any, labels: Any, classes: int) -> Any:
     if scores.tensor_type.shape[1] == 1:
         return arrays.cast(math.greater(scores, 0.0), int32)
     return arrays.cast(math.argmax(scores), int32)
+
+
+def _above(scores: Any, threshold: float) -> Any:
+    """Return 1 where the probability of class 1 of two classes is above a threshold, else 0."""
+    logits = scores if scores.tensor_type.shape[1] == 1 else _ranking(scores, None, 2)
+    return arrays.cast(math.greater(logits, log(threshold / (1 - threshold))), int32)
 
 
 def _position(scores: Any, labels: Any, classes: int) -> Any:
