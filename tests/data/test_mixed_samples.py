@@ -67,11 +67,11 @@ def test_the_box_of_cutmix_follows_the_paper(share: float, centre: tuple[float, 
 
 
 def test_fractions_have_a_beta_distribution_and_both_kinds_are_equally_frequent() -> None:
-    big = Columns({"images": np.zeros((4000, 1, 64, 64), np.uint8), "labels": np.zeros(4000, np.int32)})
-    share = np.array([each.share for each in MixedSamples(big, ["images"], "labels", 0.3, None, 1)._mixtures(np.arange(4000), 0)])
-    assert share.mean() == pytest.approx(0.5, abs=0.03) and share.var() == pytest.approx(1 / (4 * (2 * 0.3 + 1)), rel=0.05)
-    both = MixedSamples(big, ["images"], "labels", 0.3, 1.0, 1)._mixtures(np.arange(4000), 0)
-    assert np.mean([each.box is not None for each in both]) == pytest.approx(0.5, abs=0.03)
+    big = Columns({"images": np.zeros((1500, 1, 64, 64), np.uint8), "labels": np.zeros(1500, np.int32)})
+    share = np.array([each.share for each in MixedSamples(big, ["images"], "labels", 0.3, None, 1)._mixtures(np.arange(1500), 0)])
+    assert share.mean() == pytest.approx(0.5, abs=0.05) and share.var() == pytest.approx(1 / (4 * (2 * 0.3 + 1)), rel=0.08)
+    both = MixedSamples(big, ["images"], "labels", 0.3, 1.0, 1)._mixtures(np.arange(1500), 0)
+    assert np.mean([each.box is not None for each in both]) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_mixed_sample_depends_on_seed_epoch_and_number_alone() -> None:

@@ -18,7 +18,9 @@ from jobflow.storage import store
 SMOOTHING = 0.1
 #: one layer whose parameters hardly change
 STILL = CONFIG.replace("- dropout: {rate: 0.25}", "- activation: {function: tanh}").replace("lr: 0.05", "lr: 1.0e-30")
-MIXED = CONFIG.replace("batch_size: 8", "batch_size: 8\n  mixup: 0.4")
+MIXED = (
+    CONFIG.replace("batch_size: 8", "batch_size: 8\n  mixup: 0.4").replace("steps: 9", "steps: 5").replace("every_epochs: 1", "every_epochs: null")
+)
 
 
 class OwnLoss(nn.Module):
@@ -65,11 +67,9 @@ def test_mixed_training_is_equal_on_ranks_and_after_a_resume(tmp_path: Path) -> 
     _, recorder = run(config)
     _, ranks = run(loaded(file, tmp_path / "ranks", "strategy.devices=2", "strategy.accumulation=2"))
     check_same(ranks, recorder, [1, 2, 3, 4, 5], close=2e-5)
-    checkpoint = tmp_path / "out" / "checkpoints" / "step-00000005"
+    checkpoint = tmp_path / "out" / "checkpoints" / "step-00000003"
     _, resumed = run(loaded(file, tmp_path / "later"), resume=str(checkpoint))
-    check_same(resumed, recorder, [6, 7, 8, 9])
-    _, plain = run(loaded(file, tmp_path / "plain", "data.mixup=null", "training.steps=1"))
-    assert plain.losses[1] != pytest.approx(recorder.losses[1], rel=1e-3)
+    check_same(resumed, recorder, [4, 5])
     with pytest.raises(ConfigError, match=r"data\.mixup: it was 0\.4, it is 0\.2"):
         run(loaded(file, tmp_path / "out", "data.mixup=0.2", "training.steps=12"))
 
@@ -98,7 +98,7 @@ def endless() -> Any:
         yield {"x": np.zeros(6, np.float32), "labels": 1}
 
 
-@pytest.mark.parametrize("weights", [3.0, [1.0, 2.0, 0.5, 4.0]])
+@pytest.mark.parametrize("weights", [pytest.param(3.0, marks=pytest.mark.full), [1.0, 2.0, 0.5, 4.0]])
 def test_pos_weight_multiplies_the_loss_of_positive_labels(weights: Any, tmp_path: Path) -> None:
     text = STILL.replace("softmax_cross_entropy", f"binary_cross_entropy_with_logits\n  pos_weight: {weights}")
     file = write_config(tmp_path, text)

@@ -133,7 +133,7 @@ class Running:
 
     def update(self, results: Mapping[str, Array]) -> None:
         """Add a batch; raise an error that names the metric if it cannot use the values."""
-        checked: dict[tuple[str, int, int | None], tuple[Array, Array | None]] = {}
+        known: dict[tuple[str, int, int | None], tuple[Array, Array | None]] = {}
         for i, (each, metric, keys, ignore) in enumerate(zip(self.of.declared, self.metrics, self._keys, self._ignored, strict=True)):
             with each.named():
                 values = {name: results[key] for name, key in keys.items()}
@@ -141,9 +141,9 @@ class Running:
                     metric.classes = self.of._classes[i]
                     if "labels" in values:
                         labels = keys["labels"], metric.classes, ignore
-                        if labels not in checked:  # metrics share the check of their labels
-                            checked[labels] = _checked(values["labels"], metric.classes, ignore)
-                        values = _counted(values, *checked[labels])
+                        if labels not in known:  # metrics share the check of their labels
+                            known[labels] = _known_labels(values["labels"], metric.classes, ignore)
+                        values = _counted(values, *known[labels])
                 metric.update(values)
 
     def values(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Running:
                     setattr(_holder(metric), key, state[key])
 
 
-def _checked(labels: Array, classes: int, ignore: int | None) -> tuple[Array, Array | None]:
+def _known_labels(labels: Array, classes: int, ignore: int | None) -> tuple[Array, Array | None]:
     """Return labels as class numbers without ignored ones, and a mask of the others; the mask is None without ignored labels."""
     flat = class_numbers(labels, classes, ignore)
     if ignore is None:
@@ -183,7 +183,7 @@ def _checked(labels: Array, classes: int, ignore: int | None) -> tuple[Array, Ar
 
 
 def _counted(values: Mapping[str, Array], labels: Array, mask: Array | None) -> dict[str, Array]:
-    """Return the values of a metric with checked labels, without rows of ignored labels."""
+    """Return the values of a metric with known labels, without rows of ignored labels."""
     if mask is None:
         return {**values, "labels": labels}
     return {name: labels if name == "labels" else value.reshape(len(mask), -1)[mask] for name, value in values.items()}
