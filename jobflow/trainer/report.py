@@ -134,6 +134,7 @@ def report_page(
         "result": result(run, history, laid_out, UNFINISHED if unfinished else _message(history, error), path.parent),
         "curves": curves(run, history),
         "samples": samples_section(run.output),
+        "start": run.before,
         "time": timing(run, history, traced),
         "memory": memory(laid_out, run.ranks),
         "communication": communication(laid_out, run.ranks),

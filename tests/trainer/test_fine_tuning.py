@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +159,14 @@ def test_a_folder_of_several_safetensors_files_and_its_dry_run(bases: dict[str, 
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": entries}))
     config = loaded(
         write_config(tmp_path, text("module", more=f"start_from: {folder}\nfreeze: [backbone.*]")), tmp_path / "out", "training.steps=1",
-        "optimizer.warmup_steps=0",
+        "optimizer.warmup_steps=0", "logging.report=true",
     )  # fmt: skip
     previewed = preview(config).text()
     assert not (tmp_path / "out").exists()
     _, recorder = run(config)
     assert "model.safetensors.index.json: " in before(recorder) and re.search("loaded +backbone.0.weight", before(recorder))
     assert before(recorder) in previewed and "frozen: " in previewed
+    assert escape(before(recorder)) in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     np.testing.assert_array_equal(values(tmp_path / "out", 1)["backbone.0.weight"], values(bases["module"], 2)["backbone.0.weight"])
     (folder / "model-1.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"start_from: .*index\.json: 1 file of 2 missing, such as model-1\.safetensors"):
