@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import building
 import numpy as np
 import processes
 import pytest
 
 import jobflow as flow
 from jobflow.core.errors import ArgumentError, JobError, ShapeError
-from jobflow.models import GPT, KeyValueCache, Llama, attention, generate, rotary_embedding
+from jobflow.models import GPT, KeyValueCache, Llama, attention, generate, gpt, rotary_embedding
+from jobflow.models.generation.key_value_cache import JobCache
 
 LENGTH = 12
 SIZES = {"words": 19, "length": LENGTH, "width": 16, "heads": 4, "blocks": 2}
@@ -137,6 +139,21 @@ def test_wrong_calls_are_named() -> None:
     with flow.no_grad(), pytest.raises(JobError, match="the cache has no buffers yet; call the model with the cache once"):
         cache = KeyValueCache(1, 4)
         flow.compile(lambda tokens: model(tokens, cache=cache), fullgraph=True)(one)
+
+
+def test_a_full_cache_of_a_job_raises() -> None:
+    building.begin()
+
+    def model(tokens: Any, counts: Any) -> Any:
+        return gpt(tokens, words=19, length=8, width=8, heads=2, blocks=1, cache=JobCache(counts, 4))
+
+    batch = {"tokens": np.array([[3, 1]], np.int32), "counts": np.array([1])}
+    job = building.job_of(model, "predict", batch)
+    assert job(batch)["scores"].shape == (1, 2, 19)
+    with pytest.raises(
+        ArgumentError, match=r'"counts" holds 3 at \[0\]; cache at .* accepts 0 to 2. Generate fewer tokens: the cache has the length 4'
+    ):
+        job(batch | {"counts": np.array([3])})
 
 
 @pytest.mark.mpi

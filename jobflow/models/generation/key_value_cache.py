@@ -169,10 +169,15 @@ class JobCache:
 
         def extended(body: JobBody) -> Value:
             batch = self.counts.tensor_type.shape[0]
-            legal = apply(_within(self.length - count), self.counts)
-            return add(reshape(legal, (batch, 1)), reshape(apply(Arange((count,), int64)), (1, count)))
+            return add(reshape(self.before(count), (batch, 1)), reshape(apply(Arange((count,), int64)), (1, count)))
 
         return _in_body(extended)
+
+    def before(self, count: int) -> Value:
+        """Return the number of earlier tokens per sequence, with the assertion that the cache has room for `count` more."""
+        advice = f"Generate fewer tokens: the cache has the length {self.length}, and the job reads {count} new tokens."
+        checked: Value = apply(RuntimeAssertion("cache", "number of earlier tokens", 0, self.length - count, advice=advice), self.counts)
+        return checked
 
 
 class _JobLayer:
@@ -183,7 +188,7 @@ class _JobLayer:
 
     def attend(self, query: Any, key: Any, value: Any, scale: float) -> Any:
         def attended(body: JobBody, q: Value, k: Value, v: Value) -> Value:
-            counts, names = self.cache.counts, (f"{self.name}-keys", f"{self.name}-values")
+            counts, names = self.cache.before(k.tensor_type.shape[2]), (f"{self.name}-keys", f"{self.name}-values")
             buffers = [self._variable(body, name, x) for name, x in zip(names, (k, v), strict=True)]
             y = apply(CachedAttention(scale), reshape(q, _grouped(q, k)), k, v, *buffers, counts)
             for name, buffer, x in zip(names, buffers, (k, v), strict=True):
