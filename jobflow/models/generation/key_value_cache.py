@@ -176,8 +176,8 @@ class JobCache:
     def before(self, count: int) -> Value:
         """Return the number of earlier tokens per sequence, with the assertion that the cache has room for `count` more."""
         advice = f"Generate fewer tokens: the cache has the length {self.length}, and the job reads {count} new tokens."
-        checked: Value = apply(RuntimeAssertion("cache", "number of earlier tokens", 0, self.length - count, advice=advice), self.counts)
-        return checked
+        legal: Value = apply(RuntimeAssertion("cache", "number of earlier tokens", 0, self.length - count, advice=advice), self.counts)
+        return legal
 
 
 class _JobLayer:
