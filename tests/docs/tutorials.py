@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pages import FENCE, ROOT, TUTORIALS
 
-#: <!-- prints --> before a block: the output of the commands above it
-PRINTS = re.compile(r"<!-- prints -->\s*\Z")
+#: <!-- prints --> before a block: the output of the commands above it; <!-- prints about -->: whole numbers may differ, too
+PRINTS = re.compile(r"<!-- prints( about)? -->\s*\Z")
 #: <!-- not run --> before a block: an installation, which test_commands.py tries for the README
 SKIPPED = re.compile(r"<!-- not run -->\s*\Z")
 #: <!-- fails --> before a block of commands whose exit code is not 0
@@ -24,10 +24,13 @@ CONTINUES = re.compile(r"<!-- continues (\S+) -->")
 ANY = "..."
 #: a number with a fraction, or with an exponent
 FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 #: largest number of shown lines of a printed line, which a page may wrap
 LONGEST = 3
 #: how far a number of a training may lie from the shown one, on another class of machine
 RELATIVE, ABSOLUTE = 0.15, 0.05
+#: how far a whole number may lie from the shown one in an output that is shown about
+FAR = 4
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Action:
     text: str
     file: str | None = None
     output: str | None = None
+    #: True if whole numbers of the output may differ, such as counts of a confusion matrix
+    about: bool = False
     #: True if the commands fail
     fails: bool = False
 
@@ -60,10 +65,10 @@ def steps_of(page: Path) -> list[Action]:
             if (name := NAME.match(match[2])) is None:
                 raise ValueError(f"{step}: the first line does not name the file, such as # net.py")
             steps.append(replace(step, file=name[1]))
-        elif PRINTS.search(before):
+        elif (prints := PRINTS.search(before)) is not None:
             if steps[-1].file is not None:
                 raise ValueError(f"{step}: no commands stand between the file {steps[-1].file} and this output")
-            steps[-1] = replace(steps[-1], output=match[2])
+            steps[-1] = replace(steps[-1], output=match[2], about=bool(prints[1]))
         elif page.name.startswith("tutorial"):
             raise ValueError(f"{step}: this block is neither a file nor commands, nor is it marked as their output")
     return steps
@@ -85,35 +90,37 @@ def lines_of(script: str) -> list[str]:
     return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in text.splitlines()) if line and not line.startswith("#")]
 
 
-def agrees(shown: str, printed: str) -> bool:
+def agrees(shown: str, printed: str, *, about: bool = False) -> bool:
     """Return True if the output has the shown lines in order; `...` is any text, and a line of it any lines.
 
     A long line may be wrapped.
     """
     expected, lines = shown.rstrip().splitlines(), printed.rstrip().splitlines()
-    return _agree(expected, lines)
+    return _agree(expected, lines, about)
 
 
-def _agree(expected: list[str], lines: list[str]) -> bool:
+def _agree(expected: list[str], lines: list[str], about: bool) -> bool:
     if not expected:
         return not lines
     if expected[0].strip() == ANY:
-        return any(_agree(expected[1:], lines[start:]) for start in range(len(lines) + 1))
+        return any(_agree(expected[1:], lines[start:], about) for start in range(len(lines) + 1))
     wrapped = (" ".join([expected[0], *map(str.strip, expected[1:count])]) for count in range(1, min(LONGEST, len(expected)) + 1))
-    return bool(lines) and any(same(line, lines[0]) and _agree(expected[count:], lines[1:]) for count, line in enumerate(wrapped, 1))
+    return bool(lines) and any(same(line, lines[0], about) and _agree(expected[count:], lines[1:], about) for count, line in enumerate(wrapped, 1))
 
 
-def same(shown: str, printed: str) -> bool:
+def same(shown: str, printed: str, about: bool = False) -> bool:
     """Return True if a line is the shown one; floats may differ as on another class of machine, which also changes widths of columns."""
-    parts = [FLOAT.split(part) for part in shown.split(ANY)]
+    kind = NUMBER if about else FLOAT
+    parts = [kind.split(part) for part in shown.split(ANY)]
     pattern = r"(.*)".join(r"(-?\d+\.?\d*(?:e[-+]?\d+)?)".join(_text(text) for text in part) for part in parts)
     match = re.fullmatch(pattern, printed.rstrip())
     if match is None:
         return False
-    expected = _groups(shown)
+    expected = _groups(shown, kind)
     pairs = zip(expected, match.groups(), strict=True)
     return all(
-        number is None or isclose(float(number), float(printed_number), rel_tol=RELATIVE, abs_tol=ABSOLUTE) for number, printed_number in pairs
+        number is None or isclose(float(number), float(printed_number), rel_tol=RELATIVE, abs_tol=FAR if about else ABSOLUTE)
+        for number, printed_number in pairs
     )
 
 
@@ -121,9 +128,9 @@ def _text(text: str) -> str:
     return re.sub(r"(?:\\ )+", r"\\s+", re.escape(text))
 
 
-def _groups(shown: str) -> list[str | None]:
+def _groups(shown: str, kind: re.Pattern[str]) -> list[str | None]:
     """Return the shown number of each group of the pattern of a line, and None where any text may stand."""
-    parts = [FLOAT.findall(part) for part in shown.split(ANY)]
+    parts = [kind.findall(part) for part in shown.split(ANY)]
     groups: list[str | None] = []
     for first, last in pairwise([*parts, None]):
         groups += first or []
