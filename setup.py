@@ -18,6 +18,8 @@ JIT = ["llvmlite>=0.50"]
 TENSORBOARD = ["tensorboardX>=2.6"]
 ONNX = ["onnx>=1.17"]
 OPTUNA = ["optuna>=4"]
+MLFLOW = ["mlflow-skinny>=3"]
+WANDB = ["wandb>=0.19"]
 TOKENIZERS = ["tokenizers>=0.21"]
 DOCS = [*TRAIN, "einops>=0.8", "mkdocs-material>=9.6", "mkdocstrings>=0.29", "mkdocstrings-python>=1.16"]
 PYTEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100"]
@@ -69,6 +71,9 @@ setup(
         "onnx": ONNX,
         # sweep.method tpe
         "optuna": OPTUNA,
+        # the callbacks MLflow and WandB
+        "mlflow": MLFLOW,
+        "wandb": WANDB,
         # texts as parts of words: tokenizer.json
         "tokenizers": TOKENIZERS,
         # the documentation site, built by scripts/docs

@@ -43,6 +43,8 @@ PACKAGES = (
     Package("scikit-learn", "sklearn", "1.4", "data of the examples", "examples"),
     Package("tensorboardX", "tensorboardX", "2.6", "TensorBoard", "tensorboard"),
     Package("optuna", "optuna", "4", "sweeps by TPE", "optuna"),
+    Package("mlflow-skinny", "mlflow", "3", "the callback MLflow", "mlflow"),
+    Package("wandb", "wandb", "0.19", "the callback WandB", "wandb"),
     Package("tokenizers", "tokenizers", "0.21", "tokenizer files", "tokenizers"),
     Package("onnx", "onnx", "1.17", "ONNX files", "onnx"),
     Package("mkdocs-material", "material", "9.6", "the documentation site", "docs"),

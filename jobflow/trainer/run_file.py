@@ -108,7 +108,8 @@ class RunFile(Callback):
     """A callback that writes `run.json` to the folder of the run."""
 
     observes = True
-    _ended = False
+    #: True before the start, which another callback may prevent, and after the end
+    _ended = True
 
     def on_start(self, run: TrainingRun) -> None:
         self._began = perf_counter()
