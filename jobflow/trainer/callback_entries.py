@@ -11,14 +11,14 @@ from types import MappingProxyType
 from typing import Any
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, SourceLine, is_users, user_line
+from jobflow.core.errors import ConfigError, JobflowError, SourceLine, is_users, user_line
 from jobflow.core.imports import function_named
 from jobflow.trainer.best_checkpoint import BestCheckpoint
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.early_stopping import EARLY_STOPPING, EarlyStopping
 from jobflow.trainer.step_extensions import StepExtension
-from jobflow.trainer.training_run import CallbackError
+from jobflow.trainer.training_run import CallbackError, TrainingRun
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,22 @@ def guarded(name: str, what: str, call: Callable[[], Any], step: int = 0, broken
         at = f"step {step:,}" if step else "the start"
         raise CallbackError(
             f"callback {name}: {what}{line_text(error)} raised {type(error).__name__} at {at}: {error}; correct the callback or omit it"
+        ) from error
+
+
+def recorded(recorder: Callback, event: str, run: TrainingRun, *arguments: Any) -> None:
+    """Call the method `event` of a logger; raise CallbackError, which names the logger, unless the error is one of jobflow."""
+    try:
+        getattr(recorder, event)(run, *arguments)
+    except JobflowError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError):
+            raise
+        at = f"step {run.step:,}" if run.step else "the start"
+        raise CallbackError(
+            f"logger {type(recorder).__name__}: {event}{line_text(error)} raised {type(error).__name__} at {at}: {error}; correct the cause, or turn "
+            f"the logger off in the section logging"
         ) from error
 
 

@@ -25,7 +25,7 @@ from jobflow.core.types import Array
 from jobflow.data.samples import Samples
 from jobflow.program.commands import ExchangeItems
 from jobflow.storage.series import Series
-from jobflow.trainer.callback_entries import Entry, guarded, handles, line_text
+from jobflow.trainer.callback_entries import Entry, guarded, handles, line_text, recorded
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.jobs import Jobs
 from jobflow.trainer.optimizing import RATE_FACTOR
@@ -247,7 +247,7 @@ class Calls:
                 if entry.kind.observes:
                     self._guarded(entry, event, partial(getattr(self._objects[entry.name], event), self.run, *arguments))
         for recorder in self.recorders:
-            getattr(recorder, event)(self.run, *arguments)
+            recorded(recorder, event, self.run, *arguments)
 
     def failed(self, error: BaseException) -> None:
         """Call `on_exception` of all callbacks of this process; report their own errors as notices, because `error` ended the run."""

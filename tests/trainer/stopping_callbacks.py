@@ -43,6 +43,7 @@ class Raiser(Callback):
 
     def __init__(self, event: str, note: str = "") -> None:
         self.event, self.note = event, note
+        self._at("the constructor")
 
     def _at(self, event: str) -> None:
         if event == self.event:
@@ -57,6 +58,9 @@ class Raiser(Callback):
     def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
         self._at("on_evaluation")
 
+    def on_epoch(self, run: TrainingRun, report: EvaluationReport) -> None:
+        self._at("on_epoch")
+
     def on_checkpoint(self, run: TrainingRun, path: Any) -> None:
         self._at("on_checkpoint")
 
@@ -65,10 +69,19 @@ class Raiser(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         self._at("state_dict")
-        return {"not a tree": {1, 2}} if self.event == "state" else {}
+        return {"not a tree": {1, 2}} if self.event == "state" else {"event": self.event}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._at("load_state_dict")
 
     def on_exception(self, run: TrainingRun, error: BaseException) -> None:
         if self.note:
             with open(self.note, "a") as file:
                 file.write(f"{type(error).__name__}\n")
         self._at("on_exception")
+
+
+class Observing(Raiser):
+    """Raise an exception at an event without requests to the run, so that only rank 0 has the error."""
+
+    observes = True

@@ -135,14 +135,25 @@ def test_wrong_requests_are_refused(folder: Path) -> None:
         assert re.search(rf"run\.\w+ at test_callbacks.py:\d+: .*{message}", callbacks[name].refused["on_step"], re.DOTALL), callbacks[name].refused
 
 
-@pytest.mark.parametrize("event", ["on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end", "state_dict"])
+EVENTS = ("the constructor", "on_start", "on_step", "on_epoch", "on_evaluation", "on_checkpoint", "on_end", "state_dict")
+
+
+@pytest.mark.parametrize("event", EVENTS)
 def test_an_exception_ends_the_run_with_the_line_of_the_callback(event: str, folder: Path, tmp_path: Path) -> None:
-    raiser = f'callbacks=[{{callback: "stopping_callbacks:Raiser", arguments: {{event: {event}, note: "{tmp_path / "note"}"}}}}]'
+    raiser = f'callbacks=[{{callback: "stopping_callbacks:Raiser", arguments: {{event: "{event}", note: "{tmp_path / "note"}"}}}}]'
     line = next(number for number, text in enumerate((HERE / "stopping_callbacks.py").read_text().splitlines(), 1) if "the line of Raiser" in text)
     message = rf"callback stopping_callbacks:Raiser: {event} at stopping_callbacks.py:{line} raised LookupError at .*: nothing here; correct"
     with pytest.raises(CallbackError, match=message) as error:
-        train(loaded(folder / "short" / "run.yaml", tmp_path / "out", raiser))
-    assert isinstance(error.value.__cause__, LookupError) and (tmp_path / "note").read_text() == "CallbackError\n"
+        train(loaded(folder / "short" / "run.yaml", tmp_path / "out", raiser, "data.batch_size=26"))
+    assert isinstance(error.value.__cause__, LookupError)
+    assert event == "the constructor" or (tmp_path / "note").read_text() == "CallbackError\n"
+
+
+def test_an_exception_of_load_state_dict_names_the_callback(folder: Path, tmp_path: Path) -> None:
+    raiser = 'callbacks=[{callback: "stopping_callbacks:Raiser", arguments: {event: load_state_dict}}]'
+    train(loaded(folder / "short" / "run.yaml", tmp_path, raiser))
+    with pytest.raises(CallbackError, match=r"Raiser: load_state_dict at stopping_callbacks.py:\d+ raised LookupError at step 1: nothing here"):
+        train(loaded(folder / "short" / "run.yaml", tmp_path, raiser, "training.steps=2", "optimizer.schedule.steps=9"))
 
 
 def test_states_are_trees_of_json(folder: Path, tmp_path: Path) -> None:
@@ -180,6 +191,12 @@ def test_train_returns_the_run_with_its_history(folder: Path, tmp_path: Path, ca
     assert list(again.history["rate"]) == list(history["rate"]) and "is complete" in again.message
     with pytest.raises(CallbackError, match=r"run.lr at test_callbacks.py:\d+: the run has ended"):
         ended.lr = 0.1
+
+
+def test_a_logger_that_fails_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobflow.trainer.metrics.Lines.add", lambda self, line: 1 / 0)
+    with pytest.raises(CallbackError, match=r"logger JsonLines: on_step at .* raised ZeroDivisionError at step 1: .*; correct the cause, or turn"):
+        train(loaded(folder / "short" / "run.yaml", tmp_path))
 
 
 FINDER = 'callbacks=[{callback: "jobflow.trainer.learning_rate_finder:LearningRateFinder", arguments: {lowest: 0.001, highest: 0.1, steps: 5}}]'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import processes
 import pytest
 from short_runs import CONFIG, check_same, loaded, run, write_config
+from test_callbacks import EVENTS
 
 LIMIT = 120
 PATHS = {"PYTHONPATH": os.pathsep.join([str(processes.ROOT), str(Path(__file__).parent)])}
@@ -51,6 +53,25 @@ def test_callbacks_on_two_ranks_make_equal_requests(tmp_path: Path) -> None:
     wrong = 'callbacks=[{callback: "stopping_callbacks:Raiser", arguments: {event: on_evaluation}}]'
     done = processes.run("-m", "jobflow", "train", file, "--output", tmp_path / "wrong", "--set", wrong, ranks=2, environment=PATHS)
     assert done.code == 1 and "callback stopping_callbacks:Raiser: on_evaluation at stopping_callbacks.py:" in done.err
+
+
+@pytest.mark.full
+@pytest.mark.mpi
+def test_a_callback_that_raises_ends_all_ranks_with_its_line(tmp_path: Path) -> None:
+    file = write_config(tmp_path, CONFIG.replace("steps: 9", "steps: 5"))
+    program, events = Path(__file__).with_name("raising_on_ranks.py"), EVENTS
+    done = processes.run(program, file, tmp_path / "ranks", *events, ranks=2, environment=PATHS)
+    for rank in "01":
+        lines = [line for line in done.out.splitlines() if line.startswith(rank)]
+        assert len(lines) == len(events), done.out + done.err
+        for event, line in zip(events, lines, strict=True):
+            assert re.search(
+                rf"callback stopping_callbacks:Raiser: {event} at stopping_callbacks.py:\d+ raised LookupError at .*: nothing here", line
+            )
+    for event in ("on_step", "on_evaluation"):
+        observer = f'callbacks=[{{callback: "stopping_callbacks:Observing", arguments: {{event: {event}}}}}]'
+        done = processes.run("-m", "jobflow", "train", file, "--output", tmp_path / event, "--set", observer, ranks=2, environment=PATHS)
+        assert done.code == 1 and f"callback stopping_callbacks:Observing: {event} at stopping_callbacks.py:" in done.err, done.out + done.err
 
 
 def test_ctrl_c_from_outside(tmp_path: Path) -> None:
