@@ -225,15 +225,16 @@ class Calls:
         for entry in self.entries:
             state = self._guarded(entry, "state_dict", self._objects[entry.name].state_dict)
             try:
-                if json.loads(json.dumps(state)) != state:
+                copy = json.loads(json.dumps(state))  # a checkpoint is written while the callback may change its lists
+                if copy != state:
                     raise TypeError("keys that are not texts, or tuples")
             except (TypeError, ValueError) as error:
                 raise CallbackError(
                     f"callback {entry.name}: state_dict returned a tree that JSON changes ({error}); return dicts with text keys, lists, numbers "
                     f"that are finite, texts, booleans and None"
                 ) from None
-            if state:
-                states[entry.name] = state
+            if copy:
+                states[entry.name] = copy
         return states
 
     def call(self, event: str, *arguments: Any) -> None:

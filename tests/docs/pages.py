@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 #: pages whose blocks are one program: test_tutorials.py runs them in order, and no other test runs them alone
-TUTORIALS = ["errors.md", "getting_started.md", *sorted(path.name for path in DOCS.glob("tutorial_*.md"))]
+TUTORIALS = ["callbacks.md", "errors.md", "getting_started.md", *sorted(path.name for path in DOCS.glob("tutorial_*.md"))]
 #: a page whose commands run on two nodes: tests/nodes/test_page.py
 ON_NODES = "cluster.md"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "internals").glob("*.md"))]

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from short_runs import CONFIG, check_same, loaded, run, write_config
 from stopping_callbacks import Changer
 
 from jobflow.core.errors import ConfigError
+from jobflow.storage import store
 from jobflow.trainer import Callback, TrainingRun, train
 from jobflow.trainer.callback_requests import CHANGING
 from jobflow.trainer.learning_rate_finder import LearningRateFinder
@@ -159,6 +160,22 @@ def test_an_exception_of_load_state_dict_names_the_callback(folder: Path, tmp_pa
 def test_states_are_trees_of_json(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CallbackError, match=r"stopping_callbacks:Raiser: state_dict returned a tree that JSON changes .* is not JSON serializable"):
         train(loaded(folder / "short" / "run.yaml", tmp_path, 'callbacks=[{callback: "stopping_callbacks:Raiser", arguments: {event: state}}]'))
+
+
+def test_a_checkpoint_has_the_state_of_its_step_although_a_list_grows(folder: Path, tmp_path: Path) -> None:
+    class Growing(Callback):
+        steps: ClassVar[list[int]] = []
+
+        def on_step(self, run: TrainingRun, report: StepReport) -> None:
+            self.steps.append(report.step)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": self.steps}
+
+    train(loaded(folder / "changed" / "run.yaml", tmp_path, "callbacks=[]", "checkpoint.asynchronous=true"), callbacks=[Growing()])
+    for step in range(1, 10):
+        (state,) = store.load(tmp_path / "checkpoints" / f"step-{step:08d}").extra["callbacks"].values()
+        assert state == {"steps": list(range(1, step + 1))}
 
 
 def test_errors_of_on_exception_do_not_replace_the_cause(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
