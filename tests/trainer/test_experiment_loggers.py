@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def test_helper_processes_end_with_the_run_and_after_errors(kind: type[Experimen
 @pytest.mark.full
 @pytest.mark.skipif(not HERE["mlflow"], reason="needs mlflow: pip install 'jobflow-sbp[mlflow]'")
 def test_mlflow_has_values_and_the_configuration_also_of_a_resumed_run(file: Path, tmp_path: Path) -> None:
-    import mlflow
+    mlflow = importlib.import_module("mlflow")
 
     train(loaded(file, tmp_path / "out", "training.steps=2", "optimizer.schedule.steps=4"), callbacks=[MLflow(every=1)])
     ended = train(loaded(file, tmp_path / "out", "optimizer.schedule.steps=4"), callbacks=[MLflow(every=1)])
