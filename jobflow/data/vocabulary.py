@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -90,19 +91,16 @@ class TokenizerFile(Vocabulary):
 
     def __init__(self, text: str, what: str = "the tokenizer") -> None:
         tokenizers = optional("tokenizers", WHAT)
-        try:
+        advice = "pass a file tokenizer.json of the package tokenizers, or create one with `jobflow tokenizer`"
+        with _errors_of_package(f"{what} is not a tokenizer file", advice):
             tree = json_tree(text.encode())
             if not isinstance(tree, Mapping) or "model" not in tree:
                 raise ValueError('it has no key "model"')
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
+            self._tokenizer.post_processor = None  # it adds special tokens
             ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        except (KeyboardInterrupt, SystemExit, MemoryError):
-            raise
-        except BaseException as error:  # noqa: BLE001 - a damaged file can raise any exception, also one that is not an Exception
-            advice = "pass a file tokenizer.json of the package tokenizers, or create one with `jobflow tokenizer`"
-            raise DataError(f"{what} is not a tokenizer file: {type(error).__name__}: {error!s:.200}; {advice}") from None
         self.size = max(ids.values(), default=-1) + 1
         if not ids or self.size > len(ids) + UNUSED:
             raise DataError(f"{what} has {len(ids):,} tokens with numbers up to {self.size - 1:,}; use a file whose tokens are numbered from 0")
@@ -114,15 +112,24 @@ class TokenizerFile(Vocabulary):
 
     def encode(self, text: str, what: str = "the text") -> Array:
         ids: list[Array] = []
-        for piece in pieces_of(text):
-            try:
+        with _errors_of_package(f"{what} cannot be encoded", "use a tokenizer of bytes, or one with an unknown token"):
+            for piece in pieces_of(text):
                 ids.append(np.array(self._tokenizer.encode(piece, add_special_tokens=False).ids, np.int32))
-            except Exception as error:  # noqa: BLE001 - such as an unknown word without an unknown token
-                raise DataError(f"{what} cannot be encoded: {error!s:.200}; use a tokenizer of bytes, or one with an unknown token") from None
         return np.concatenate(ids) if ids else np.empty(0, np.int32)
 
     def decode(self, tokens: Any) -> str:
         return str(self._tokenizer.decode(np.asarray(tokens).reshape(-1).tolist(), skip_special_tokens=False))
+
+
+@contextmanager
+def _errors_of_package(message: str, advice: str) -> Iterator[None]:
+    """Raise DataError for any error of the package in the block; a panic of its Rust code is no `Exception`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001 - damaged files can raise any exception
+        raise DataError(f"{message}: {type(error).__name__}: {error!s:.200}; {advice}") from None
 
 
 def pieces_of(text: str) -> Iterator[str]:

@@ -127,6 +127,16 @@ def model(vocab: Any, **more: Any) -> str:
     return json.dumps({"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "?"} | more})
 
 
+def split(pattern: str) -> bytes:
+    """Return a tokenizer that splits a text at a pattern."""
+    return json.dumps(
+        {
+            **json.loads(model({"a": 0, "?": 1})),
+            "pre_tokenizer": {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+        }
+    ).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -140,15 +150,20 @@ def model(vocab: Any, **more: Any) -> str:
         (model({}).encode(), "has 0 tokens|is not a tokenizer file"),
         (model({"a": 0}, type="BPE", merges=["x y"]).encode(), "is not a tokenizer file"),
         (model({"a": 0}).encode(), "a.txt cannot be encoded: .*; use a tokenizer of bytes, or one with an unknown token"),
+        (split("(a|aa)+$"), "a.txt cannot be encoded: .*retry-limit"),
+        (split("("), "is not a tokenizer file: Exception: Oniguruma error"),
         (None, "there is no tokenizer file .*; correct tokenizer, or create the file with `jobflow tokenizer`"),
     ],
 )
 def test_damaged_files_are_refused(content: bytes | None, message: str, folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "bad.json"
+    file, text = tmp_path / "bad.json", folder / "a.txt"
+    if message.endswith("retry-limit"):
+        text = tmp_path / "a.txt"
+        text.write_text("a" * 60 + "b")
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(DataError, match=message) as raised:
-        open_reader("text", path=str(folder / "a.txt"), tokenizer=str(file), length=4)
+        open_reader("text", path=str(text), tokenizer=str(file), length=4)
     assert str(raised.value).startswith('reader "text"')
 
 
