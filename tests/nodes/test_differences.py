@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -114,13 +115,17 @@ def test_clocks_that_differ_do_not_change_a_run(way: str, offset: int, tmp_path:
 
 
 @pytest.mark.parametrize("way", ["mpiexec", "launch"])
-def test_different_clocks_since_the_boot_do_not_change_a_run(way: str, tmp_path: Path) -> None:
+def test_different_clocks_since_the_boot_change_neither_a_run_nor_its_trace(way: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(CONFIG)
     with two_nodes(tmp_path) as nodes:
         nodes.nodes[1].options(f"--time --monotonic {30 * DAY} --boottime {30 * DAY}")
-        ended = nodes.run(way, 4, training(tmp_path / "run.yaml", f"output={tmp_path / 'run'}"))
+        words = training(tmp_path / "run.yaml", f"output={tmp_path / 'run'}", "training.steps=30")
+        ended = nodes.run(way, 4, [*words, "--profile"])
         assert all(one.code == 0 for one in ended), ended
-    assert len(losses(tmp_path / "run")) == 6
+    assert len(losses(tmp_path / "run")) == 30
+    slices = [one for one in json.loads((tmp_path / "run/trace.json").read_text())["traceEvents"] if one["ph"] == "X"]
+    begins = {one["tid"]: one["ts"] for one in reversed(slices)}
+    assert len(begins) == 4 and max(begins.values()) - min(begins.values()) < 1e6, "the tracks of all ranks begin within a second"
 
 
 @pytest.mark.parametrize("offset", [-2 * DAY, 2 * DAY])

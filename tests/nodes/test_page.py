@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from nodes import PORT, Nodes, two_nodes
-from pages import DOCS, FENCE, ON_NODES, saved
+from pages import DOCS, FENCE, ON_NODES, ROOT, saved
 
-pytestmark = [pytest.mark.mpi, pytest.mark.full]
+pytestmark = pytest.mark.mpi
 
 PAGE = (DOCS / ON_NODES).read_text(encoding="utf-8")
 #: stands for Slurm's command of this name: starts the command on each node
@@ -61,6 +61,7 @@ def run_round(nodes: Nodes, shared: Path, blocks: list[tuple[int, str]]) -> str:
     return "".join(one.out + one.err for one in ended)
 
 
+@pytest.mark.full
 def test_the_commands_of_the_page_run_on_two_nodes(tmp_path: Path) -> None:
     shared, programs = tmp_path / "shared", tmp_path / "bin"
     shared.mkdir()
@@ -85,6 +86,17 @@ def test_the_commands_of_the_page_run_on_two_nodes(tmp_path: Path) -> None:
     assert shape.sub("#", table) == shape.sub("#", shown)
 
 
+def test_the_symptoms_of_the_page_are_messages() -> None:
+    """Compare the table with the sources, word by word up to numbers and omissions; messages of MPI libraries are not among them."""
+    table = PAGE.partition("| symptom |")[2].partition("## What is tested")[0]
+    symptoms = [text for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for text in re.findall(r"`([^`]+)`", row)]
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "jobflow").rglob("*.py"))
+    ours = [text for text in symptoms if not re.search(r"UCX|Destination|control_cb|Connection refused", text)]
+    parts = [part.strip() for text in ours for part in re.split(r"\.\.\.|[\d.:,()=]+|node|\branks?\b", text)]
+    assert len(symptoms) > 8
+    assert [part for part in parts if len(part) > 8 and part not in sources] == []
+
+
 PORTS = """\
 import jobflow as flow
 from pathlib import Path
@@ -94,6 +106,7 @@ print(*{int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}, f
 """
 
 
+@pytest.mark.full
 def test_jobflow_launch_listens_at_the_ports_of_the_page(tmp_path: Path) -> None:
     assert "UCX_TCP_PORT_RANGE=40000-40100" in PAGE
     (tmp_path / "ports.py").write_text(PORTS)

@@ -107,7 +107,7 @@ class NodeConnections:
                     self._end(text)
                     return
                 poll.unregister(number)  # the rank has ended
-                del ranks[number]
+                self._lines[ranks.pop(number)].close()
 
     def _received(self, rank: int) -> str:
         """Return the text from a rank, or the description of its silence; "" if the connection has ended."""
