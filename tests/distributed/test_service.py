@@ -131,6 +131,24 @@ def state(caller: Caller) -> dict[str, Any]:
     return json.loads(caller.hear())
 
 
+@pytest.mark.parametrize("last", ["rank", "library"])
+def test_the_service_ends_with_the_ranks_of_other_machines(last: str) -> None:
+    """The two connections of a rank may end in either order."""
+    job = Job(2)
+    ranks = [job.rank(rank) for rank in range(2)]
+    libraries = [job.library(rank) for rank in range(2)]
+    for rank in range(2):
+        ranks[rank].say({"leave": True})
+        libraries[rank].say("cmd=finalize")
+        while libraries[rank].hear() != "cmd=finalize_ack":
+            pass
+        for one in (libraries[rank], ranks[rank]) if last == "rank" else (ranks[rank], libraries[rank]):
+            one.close()
+            time.sleep(0.1)
+    job.parent.close()
+    assert job.service.wait(5) == 0
+
+
 class TestService:
     def test_the_state_lists_missing_and_idle_ranks(self, job: Job) -> None:
         one = job.rank(1)

@@ -150,6 +150,8 @@ class Service:
                 self._fail(-1, "the process that started the ranks has died")
         elif member is not None and not self._expected(line, member):
             self._lost(member, silent)
+        elif member is not None and member.watch is None and not {member.line, member.pmi} & self._handlers.keys():
+            self._forget(member)  # both connections have ended in order, and no process of another machine can be monitored
 
     def _expected(self, line: Connection, member: Member) -> bool:
         """Return True if the end of a rank's connection `line` belongs to an orderly exit, even though the rank still runs.
