@@ -37,6 +37,7 @@ ELSEWHERE = {
     r"^scripts/refresh_docs --rules": "tests/ops compares that page",
     r"^python benchmarks/read_data\.py$": "measures for minutes",
     r"^scripts/docs": "needs the extra docs; tests/docs/test_site.py builds the site",
+    r"^scripts/screenshots$": "needs a browser",
     r"^scripts/crash_sweep$": "runs for minutes; tests/checkpoint runs a sample of it",
     r"^jobflow ckpt (ls runs/lenet/checkpoints|diff A B)": "names checkpoints of a run that the reader has",
     r"^scripts/cupy_without_gpu": "needs CuPy; tests/gpu/test_without_gpu.py runs it where CuPy is",
