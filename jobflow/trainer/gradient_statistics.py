@@ -30,6 +30,11 @@ TABLE = f"{PREFIX}Gradients-"
 NORM, LARGEST, ZEROS = "gradient_norm", "gradient_max", "gradient_zeros"
 
 
+def is_of_parameter(name: str) -> bool:
+    """Return True for the name of a value of a single parameter, of which a model may have hundreds."""
+    return name.endswith((f"/{NORM}", f"/{LARGEST}", f"/{ZEROS}"))
+
+
 class GradientStatistics(StepExtension):
     """A callback that logs statistics of the gradients before clipping, in the first step and every `every` steps.
 

@@ -25,6 +25,7 @@ from jobflow.tools.plots import SCRIPTS, Chart, Charts
 from jobflow.trainer.charts import ALL_POINTS, POINTS, STEP_TIME, chart_svg, curves_png, draw_curves, draw_times, interactive
 from jobflow.trainer.chrome_trace import Traced, parts_table, slowest_table
 from jobflow.trainer.figures import Figures, environment, figures_in
+from jobflow.trainer.gradient_statistics import is_of_parameter
 from jobflow.trainer.history import RATE, SPEED, TRAIN, TRAIN_EPOCH, Curve, History, Line, shown_name
 from jobflow.trainer.linked_files import files_table, link
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
@@ -158,7 +159,7 @@ def result(run: TrainingRun, history: History, laid_out: Figures | None, message
     """Return the content of the result section: the message, the cards, and each metric with its last and best value."""
     rows = []
     for name, line in history.lines.items():
-        if name not in (RATE, SPEED) and len(line):
+        if name not in (RATE, SPEED) and len(line) and not is_of_parameter(name):
             last, *best = _last_and_best(name, line)
             rows.append([shown_name(name), last, *(best if "/" in name else ["-", "-"])])  # the best value of single steps is noise
     metrics = TextTable(["metric", "last", "best", "at step"], rows, right=(1, 2, 3))
@@ -186,7 +187,7 @@ def _matrices(history: History) -> Iterator[dict[str, Any]]:
 
 
 def _cards(run: TrainingRun, history: History, laid_out: Figures | None) -> Iterator[tuple[str, str, str]]:
-    measured = [name for name, line in history.lines.items() if "/" in name and len(line)]
+    measured = [name for name, line in history.lines.items() if "/" in name and len(line) and not is_of_parameter(name)]
     evaluated = [name for name in measured if not name.startswith(f"{TRAIN_EPOCH}/")]
     for name, line in history.lines.items():
         if name in (evaluated or measured):  # means over an epoch are in the table

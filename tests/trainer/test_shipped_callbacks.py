@@ -31,7 +31,7 @@ RANKS: dict[str, tuple[str, ...]] = {
     "mirrored": ("strategy.devices=2", "strategy.view=mirrored"),
     "accumulation": ("strategy.accumulation=2",),
 }
-FULL = {"one rank", "two ranks", "tensor", "mirrored", "accumulation"}
+FULL = RANKS.keys() - {"zero"}
 EACH = pytest.mark.parametrize("settings", [pytest.param(RANKS[n], id=n, marks=[pytest.mark.full] if n in FULL else []) for n in RANKS])
 
 
@@ -75,6 +75,7 @@ def test_evaluations_and_checkpoints_have_averages_of_the_parameters(settings: t
     check_same(rest, steps, [6, 7, 8, 9], 1e-5)
 
 
+@pytest.mark.full
 def test_averages_may_begin_in_a_resumed_run_but_not_end(folder: Path, tmp_path: Path) -> None:
     file, parameters = folder / "usual" / "run.yaml", Parameters()
     run(loaded(file, tmp_path, "training.steps=3", "optimizer.schedule.steps=9"))
@@ -107,6 +108,7 @@ def test_statistics_are_those_of_the_gradients_on_any_ranks(settings: tuple[str,
     assert "dense2-bias/gradient_norm" not in history and "dense1-weight/gradient_zeros" in history
 
 
+@pytest.mark.full
 def test_the_best_checkpoints_are_saved_and_stay(folder: Path, tmp_path: Path) -> None:
     settings = ("checkpoint.every_steps=null", "checkpoint.keep_last=1", "evaluation={every_steps: 1}")
     best = BestCheckpoint("validation/loss", keep=2)
