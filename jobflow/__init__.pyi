@@ -9,6 +9,7 @@ from jobflow import data as data
 from jobflow import distributed as distributed
 from jobflow import distributions as distributions
 from jobflow import functional as functional
+from jobflow import models as models
 from jobflow import nn as nn
 from jobflow import optim as optim
 from jobflow import storage as checkpoint

@@ -28,7 +28,7 @@ def test_all_says_what_jobs_have() -> None:
     """Names outside of `import *` would hide Python's names or belong to the tensor API."""
     homes, public = read("jobflow", Path(jobflow.__file__).with_suffix(".pyi"))
     assert set(public) == set(jobflow.__all__) and set(public) <= {*homes, "__version__"}
-    parts = {"amp", "compiler", "distributed", "distributions", "errors", "filters", "functional", "optim", "utils", "version"}
+    parts = {"amp", "compiler", "distributed", "distributions", "errors", "filters", "functional", "models", "optim", "utils", "version"}
     others = {name for name in set(homes) - set(public) if homes[name][0] != "jobflow.functional" or not homes[name][1]}
     assert others == parts | {"Size", "autocast", "get_autocast_dtype", "inf", "is_autocast_enabled", "load", "nan", "pi", "save"}
 
