@@ -29,6 +29,7 @@ ELSEWHERE = {
     r"^jobflow tokenizer ": "needs the package tokenizers; tests/data/test_tokenizers.py runs it",
     r"^jobflow train wide\.yaml --dry-run": "tests/docs/costs.py compiles these jobs",
     r"^mpiexec -n 4 jobflow train wide\.yaml$": "trains for a minute; other commands train on ranks",
+    r"^(python -m jobflow\.compat before|mpiexec -n 2 python after)\.py$": "test_programs runs these programs so",
     r"^jobflow doctor$": "measures the machine; tests/cli/test_doctor.py runs it",
     r"^scripts/tighten_writing": "writes the record of the checkout; tests/test_words.py compares it",
     r"^scripts/refresh( --check)?$": "writes files of the checkout; other tests compare each of them",
