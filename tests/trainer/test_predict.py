@@ -110,7 +110,7 @@ SPLIT = ["strategy.devices=2", "strategy.tensor=2"]
 
 
 @pytest.mark.parametrize(
-    ("model", "other", "ways"),
+    ("model", "other", "calls"),
     [
         ("Llama", "LlamaWithoutCache", [SPLIT]),
         pytest.param(
@@ -118,7 +118,7 @@ SPLIT = ["strategy.devices=2", "strategy.tensor=2"]
         ),
     ],
 )
-def test_a_cache_changes_no_text(model: str, other: str, ways: list[list[str]], tmp_path: Path) -> None:
+def test_a_cache_changes_no_text(model: str, other: str, calls: list[list[str]], tmp_path: Path) -> None:
     (tmp_path / "here.txt").write_text("abcdefgh " * 60)
     (tmp_path / "run.yaml").write_text(TEXT.replace("here.txt", str(tmp_path / "here.txt")).replace(":gpt", f":{model}"))
 
@@ -128,7 +128,7 @@ def test_a_cache_changes_no_text(model: str, other: str, ways: list[list[str]], 
     run(loaded(tmp_path / "run.yaml", tmp_path / "out", "training.steps=2"))
     without = text(f"model.builder=nets_to_train:{other}")
     assert len(set(without)) > 5
-    assert [text(*way) for way in ways] == [without] * len(ways)
+    assert [text(*call) for call in calls] == [without] * len(calls)
 
 
 def test_a_text_model_without_scores_raises(tmp_path: Path) -> None:
