@@ -3,6 +3,7 @@
     checkpoints/step-00000100/  step-00000200/  step-00000300/
 
 The last `keep_last` checkpoints, the `keep_best` best by a metric saved with them, and the newest intact one are kept.
+A later checkpoint with an equal metric is not better.
 This module uses files only; `sessions.on_first` calls it on rank 0 for all ranks.
 """
 
@@ -136,9 +137,9 @@ class Series:
         drafts.clean(self.directory)
 
     def best(self) -> list[int]:
-        """Return the steps of checkpoints that have the metric `best_metric`, best first; among equal values, newest first."""
+        """Return the steps of checkpoints that have the metric `best_metric`, best first; among equal values, earliest first."""
         scores = {step: self._score(step) for step in self.steps()}
-        return sorted((step for step in scores if not math.isnan(scores[step])), key=lambda step: (scores[step], -step))
+        return sorted((step for step in scores if not math.isnan(scores[step])), key=lambda step: (scores[step], step))
 
     def _score(self, step: int) -> float:
         """Return the metric of a checkpoint, negated if larger values are better; NaN without a readable metric."""

@@ -72,7 +72,7 @@ def test_the_newest_intact_checkpoint_is_selected(tmp_path: Path) -> None:
 def test_pruning_keeps_the_last_the_best_and_the_newest_intact(
     tmp_path_factory: pytest.TempPathFactory, scores: list[Any], keep_last: int, keep_best: int, mode: Any, damaged: set[int]
 ) -> None:
-    """The last, the best (ties: the newest) and the newest intact checkpoint are kept; all if keep_last is 0."""
+    """The last, the best (ties: the earliest) and the newest intact checkpoint are kept; all if keep_last is 0."""
     series = Series(tmp_path_factory.mktemp("kept"), keep_last, keep_best, "loss", mode)
     for step, score in enumerate(scores):
         add(series, step, **({} if score is None else {"loss": float(score)}))
@@ -81,7 +81,7 @@ def test_pruning_keeps_the_last_the_best_and_the_newest_intact(
     steps = list(range(len(scores)))
     ranked = sorted(
         (step for step in steps if scores[step] is not None and scores[step] == scores[step]),
-        key=lambda step: (scores[step] if mode == "min" else -scores[step], -step),
+        key=lambda step: (scores[step] if mode == "min" else -scores[step], step),
     )
     good = [step for step in steps if step not in damaged][-1:]
     expected = set(steps if not keep_last else [*steps[-keep_last:], *ranked[:keep_best], *good])
