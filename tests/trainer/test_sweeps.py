@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,44 @@ def test_a_repeated_sweep_keeps_complete_trials_and_repeats_others(grid: SweepRe
     changed = {path.parent.name for path, time_before in before.items() if path.stat().st_mtime_ns != time_before}
     assert changed <= {"lr=1e+39"} and len(again.results) == 4
     assert [one.trial.name for one in again.results][-2:] == ["lr=0.01", "lr=1e+39"]  # a failed trial is repeated last
+
+
+class Goal(Callback):
+    """A callback that stops the run after step 2."""
+
+    def on_evaluation(self, run: Any, report: Any) -> None:
+        if report.step == 2:
+            run.stop("enough")
+
+
+@pytest.mark.parametrize(
+    "end, settings, callbacks",
+    [
+        ("callback", ["checkpoint.every_steps=1"], [Goal]),
+        ("early", ["checkpoint.every_steps=1", "evaluation.early_stopping={patience: 1, min_delta: 100}"], []),
+    ],
+)
+def test_trials_that_a_callback_stops_are_complete(
+    file: Path, tmp_path: Path, end: str, settings: list[str], callbacks: list[type[Callback]]
+) -> None:
+    for last in ("trial lr=0.05 done: validation/loss", "1 complete trial of 1 stay unchanged"):
+        lines: list[str] = []
+        words = [*SHORT, f"output={tmp_path / 'out'}", sweep_setting("optimizer.lr=0.05"), *settings]
+        result = run_sweep(file, words, say=lines.append, callbacks=lambda loaded: [kind() for kind in callbacks])
+        assert lines[-1].startswith(last) and (result.exit_code, result.failed) == (0, [])
+        assert result.best is not None and (result.best.stopped, result.best.steps) == (end, 2)
+    trial = replace(result.results[0], at_step=1)  # a checkpoint of step 1 exists
+    command = next(replace(result, results=[trial]).lines("run.yaml"))
+    assert "its checkpoint of step 1 with: jobflow eval run.yaml" in command and command.endswith("lr=0.05/checkpoints/step-00000001")
+
+
+@pytest.mark.parametrize(
+    "at_step, words",
+    [(3, "lr=0.001; measure it with: jobflow eval"), (2, "lr=0.001; its best value is of step 2, and its newest checkpoint is of step 3;")],
+)
+def test_the_suggested_command_evaluates_the_ranked_checkpoint_or_names_both_steps(grid: SweepResult, at_step: int, words: str) -> None:
+    trial = next(one for one in grid.results if one.trial.name == "lr=0.001")
+    assert words in next(replace(grid, results=[replace(trial, at_step=at_step)]).lines("run.yaml"))
 
 
 def test_an_error_of_one_trial_does_not_end_the_others(file: Path, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from jobflow.core.errors import FileError, counted
 from jobflow.core.tables import TextTable
 from jobflow.runtime.interrupts import INTERRUPTED
 from jobflow.storage.untrusted import HEADER, content, json_tree
-from jobflow.trainer.run_file import RunRecord, ending_text, read_run
+from jobflow.trainer.resume import series_of
+from jobflow.trainer.run_file import COMPLETE, RunRecord, ending_text, read_run
 from jobflow.trainer.sweep.trials import Trial, Values, labels, value_text
 from jobflow.trainer.training_run import AGAIN, DONE
 from jobflow.trainer.units import duration_text, metric_text
@@ -42,8 +43,8 @@ class Result:
 
     @property
     def is_complete(self) -> bool:
-        """True if the trial reached its end and measured the metric."""
-        return self.stopped in ("end", "early") and self.value is not None
+        """True if the trial reached its end, or was stopped early or by a callback, and measured the metric."""
+        return self.stopped in COMPLETE and self.value is not None
 
     @property
     def is_interrupted(self) -> bool:
@@ -132,8 +133,7 @@ class SweepResult:
         for one in self.failed:
             yield f"failed: {one.trial.name}: {one.cause}"
         if self.best is not None:
-            words = [word for setting in best_settings(self.best) for word in ("--set", setting)]
-            yield f"best: {self.best.trial.name}; measure it with: {shlex.join(['jobflow', 'eval', file, *words])}"
+            yield f"best: {self.best.trial.name}; {_suggestion(self.best, file)}"
         left = len(self.waiting) + sum(one.is_interrupted for one in self.results)
         if left:
             yield f"{counted(left, 'trial')} did not finish; run the same command again to continue"
@@ -163,7 +163,25 @@ def _entry(trial: Trial, end: str) -> dict[str, Any]:
 
 
 def _end(one: Result) -> str:
-    return "no value" if one.stopped in ("end", "early") and one.value is None else ending_text(one.stopped)
+    return "no value" if one.stopped in COMPLETE and one.value is None else ending_text(one.stopped)
+
+
+def _suggestion(best: Result, file: str) -> str:
+    """Return the command that evaluates the checkpoint of the best value, or that of the newest checkpoint with the difference."""
+    words = ["jobflow", "eval", file, *(word for setting in best_settings(best) for word in ("--set", setting))]
+    series = series_of(best.trial.loaded.config)
+    steps = series.steps()
+    if not steps:
+        return f"it has no checkpoint in {series.directory}; train it again to measure it"
+    if best.at_step == steps[-1]:
+        return f"measure it with: {shlex.join(words)}"
+    if best.at_step in steps:
+        path = f"{best.trial.loaded.config.checkpoint.directory}/{series.path_of(best.at_step).name}"
+        return f"measure its checkpoint of step {best.at_step:,} with: {shlex.join([*words, '--checkpoint', path])}"
+    return (
+        f"its best value is of step {best.at_step:,}, and its newest checkpoint is of step {steps[-1]:,}; "
+        f"set checkpoint.keep_best to keep the best one; measure the newest one with: {shlex.join(words)}"
+    )
 
 
 def best_settings(result: Result) -> list[str]:
