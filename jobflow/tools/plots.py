@@ -19,6 +19,8 @@ Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 SCRIPTS = ("uplot/uPlot.iife.min.js", "charts.js")
 #: curves with at least this number of points can be smoothed
 NOISY = 30
+#: curves with fewer points have a marker at each point
+FEW = 40
 #: default width of the moving mean, in percent of the points
 SMOOTHING = 3
 
@@ -85,7 +87,7 @@ class Charts:
 
     def tree(self) -> dict[str, Any]:
         """Return the JSON tree that charts.js reads."""
-        return {"shared": self.shared, "smoothing": self.smoothing, "charts": [chart.tree() for chart in self.charts]}
+        return {"shared": self.shared, "smoothing": self.smoothing, "noisy": NOISY, "few": FEW, "charts": [chart.tree() for chart in self.charts]}
 
 
 def thinned(x: Numbers, y: Numbers, most: int) -> tuple[Numbers, Numbers, Numbers | None]:
@@ -102,6 +104,18 @@ def thinned(x: Numbers, y: Numbers, most: int) -> tuple[Numbers, Numbers, Number
     indices = np.unique([0, *least, *greatest, len(x) - 1])
     means = np.add.reduceat(y, starts) / (stops - starts)
     return x[indices], y[indices], means[np.searchsorted(stops, indices, side="right")]
+
+
+def smoothed(values: Numbers, window: int) -> Numbers:
+    """Return the centred moving mean over `window` values; the window shrinks near both ends."""
+    last = len(values) - 1
+    reach = (min(i, last - i, window // 2) for i in range(last + 1))
+    return np.array([values[i - r : i + r + 1].mean() for i, r in enumerate(reach)])
+
+
+def smoothed_by_default(values: Numbers) -> Numbers:
+    """Return the moving mean of a noisy curve, with the default width."""
+    return smoothed(values, len(values) * SMOOTHING // 100 + 2)
 
 
 def _rounded(value: float) -> float:

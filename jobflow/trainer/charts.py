@@ -17,8 +17,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from jobflow.core.extras import optional
-from jobflow.tools.plots import NOISY, Chart, Series, thinned
-from jobflow.trainer.history import EPOCH_MEAN, RATE, SPEED, TRAIN, Curve, History, Numbers, is_fraction, smoothed, wants_logarithm
+from jobflow.tools.plots import FEW, NOISY, Chart, Series, smoothed_by_default, thinned
+from jobflow.trainer.history import EPOCH_MEAN, RATE, SPEED, TRAIN, Curve, History, Numbers, is_fraction, wants_logarithm
 from jobflow.trainer.training_run import leave
 from jobflow.trainer.units import duration_text
 
@@ -33,15 +33,11 @@ INK, GRID = "#333333", "#dddddd"
 #: CSS variables of the colours, which a page defines for its light and its dark mode
 PALETTE = dict(zip((*COLOURS.values(), *OTHERS), ("--train", "--validation", "--test", "--p4", "--p3", "--p1"), strict=True))
 VARIABLES = {colour: f"var({name})" for colour, name in PALETTE.items()} | {INK: "var(--faint)", GRID: "var(--rule)"}
-#: maximum number of points of a line of a static chart, and of an interactive one; all interactive lines of a page share ALL_POINTS
-STATIC_POINTS, POINTS, ALL_POINTS = 300, 1000, 40_000
+#: maximum number of points of a line of a static chart, and of an interactive one
+STATIC_POINTS, POINTS = 300, 1000
 #: the chart of step times, and charts whose axis starts at zero
 STEP_TIME = "step time (ms)"
 FROM_ZERO = (RATE, SPEED, STEP_TIME)
-#: window of the moving mean as a fraction of all points
-SMOOTHING = 0.03
-#: lines with fewer points have a marker at each point
-FEW = 40
 #: maximum number of curves in the legend of a static chart
 MOST_NAMED = 10
 #: minimum span of a percent axis
@@ -102,6 +98,11 @@ def hue(number: int) -> str:
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
+def points_per_curve(count: int, limit: int) -> int:
+    """Return the maximum number of points of each of `count` interactive curves, whose points are together about `limit` or fewer."""
+    return max(50, min(POINTS, limit // max(1, count)))
+
+
 def interactive(name: str, curves: Sequence[Curve], picture: str = "", most: int = POINTS, title: str = "") -> Chart:
     """Return the interactive chart of the metric `name`, with at most `most` points per curve; the title defaults to the name.
 
@@ -133,7 +134,7 @@ def draw_curves(
         marked = not noisy and (len(x) == 1 or (len(x) < FEW and name != RATE))
         if noisy:
             axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
-        drawn = smoothed(y if means is None else means, int(len(y) * SMOOTHING) + 2) if noisy else y
+        drawn = smoothed_by_default(y if means is None else means) if noisy else y
         (line,) = axes.plot(x, drawn, color=colour, linewidth=1.7, marker="o" if marked else "", markersize=4, label=curve.of)
         if marked:
             line.set_gid(tooltips(f"step {step:.0f}: {value:.5g}" for step, value in zip(x.tolist(), y.tolist(), strict=True)))

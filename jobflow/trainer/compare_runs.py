@@ -18,7 +18,7 @@ from jobflow.core.errors import FileError, counted
 from jobflow.core.tables import TextTable
 from jobflow.tools.pages import page
 from jobflow.tools.plots import SCRIPTS, Chart, Charts
-from jobflow.trainer.charts import POINTS, chart_svg, draw_curves, interactive, run_colour
+from jobflow.trainer.charts import chart_svg, draw_curves, interactive, points_per_curve, run_colour
 from jobflow.trainer.history import TRAIN_EPOCH, Curve, History, Line, is_noisy, shown_name
 from jobflow.trainer.recorded_evaluations import evaluations_of
 from jobflow.trainer.report import leaves
@@ -151,7 +151,7 @@ def comparison_charts(runs: Sequence[FinishedRun]) -> Charts:
     """Return a chart per metric with the curves of all runs; the first charts have static copies, unless there are many runs."""
     names = list(dict.fromkeys([*measured(runs), *(name for run in runs for name in run.lines)]))
     groups = {name: [*_curves(runs, name)] for name in names}
-    most = max(50, min(POINTS, ALL_POINTS // max(1, sum(map(len, groups.values())))))
+    most = points_per_curve(sum(map(len, groups.values())), ALL_POINTS)
     charts: list[Chart] = []
     for name, curves in groups.items():
         if not curves:

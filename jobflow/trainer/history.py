@@ -206,13 +206,6 @@ def is_noisy(name: str) -> bool:
     return "/" not in name and name != RATE
 
 
-def smoothed(values: Numbers, window: int) -> Numbers:
-    """Return the centred moving mean over `window` values; the window shrinks near both ends."""
-    last = len(values) - 1
-    reach = (min(i, last - i, window // 2) for i in range(last + 1))
-    return np.array([values[i - r : i + r + 1].mean() for i, r in enumerate(reach)])
-
-
 def wants_logarithm(values: Sequence[Numbers], name: str) -> bool:
     """Return True for losses and perplexities that are positive and whose middle 96 % span more than a factor of ten."""
     whole = np.concatenate(values) if values else np.zeros(0)

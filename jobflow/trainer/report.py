@@ -22,7 +22,7 @@ from jobflow.plan.footprint import CATEGORIES
 from jobflow.storage.remote import AnyPath, RemotePath
 from jobflow.tools.pages import page
 from jobflow.tools.plots import SCRIPTS, Chart, Charts
-from jobflow.trainer.charts import ALL_POINTS, POINTS, STEP_TIME, chart_svg, curves_png, draw_curves, draw_times, interactive
+from jobflow.trainer.charts import STEP_TIME, chart_svg, curves_png, draw_curves, draw_times, interactive, points_per_curve
 from jobflow.trainer.chrome_trace import Traced, parts_table, slowest_table
 from jobflow.trainer.figures import Figures, environment, figures_in
 from jobflow.trainer.gradient_statistics import is_of_parameter
@@ -42,6 +42,8 @@ MOST_RANKS = 16
 MOST_SHOWN = 40
 #: maximum number of charts with static copies
 STATIC_CHARTS = 12
+#: maximum number of points of all curves together
+ALL_POINTS = 40_000
 #: minimum seconds between updates of the page at checkpoints, and their maximum share of the run's time
 REFRESH, MOST_TIME = 30.0, 0.01
 UNFINISHED = "The run has not finished: it is running, or its process was killed. `jobflow train` with the same file resumes it."
@@ -225,7 +227,7 @@ def curves(run: TrainingRun, history: History) -> Charts | None:
     """Return the charts of loss, metrics, learning rate, speed and step time, the first ones with static copies; None without curves."""
     last = history.step_number if history.outcome is not None else max(run.steps, history.step_number)
     pictures = [*history.pictures(), *_step_times(history)]
-    most = max(50, min(POINTS, ALL_POINTS // max(1, sum(len(lines) for _, lines in pictures))))
+    most = points_per_curve(sum(len(lines) for _, lines in pictures), ALL_POINTS)
     charts: list[Chart] = []
     for name, lines in pictures:
         picture = "" if len(charts) >= STATIC_CHARTS else chart_svg(f"{name} by step", partial(draw_curves, name=name, curves=lines, last=last))

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from jobflow.tools.plots import SMOOTHING, Chart, Numbers, Series
+from jobflow.tools.plots import FEW, NOISY, Chart, Numbers, Series, smoothed_by_default
 from jobflow.trainer.charts import PALETTE, interactive
-from jobflow.trainer.history import RATE, SPEED, smoothed
+from jobflow.trainer.history import RATE, SPEED
 from jobflow.trainer.training_run import ENDS, TrainingRun
 from jobflow.trainer.units import metric_text, number_text, percent
 
@@ -133,18 +133,17 @@ def _drawn(chart: Chart) -> Iterator[str]:
 
 
 def _means(series: Series) -> Numbers:
-    y = series.y if series.mean is None else series.mean
-    return smoothed(y, len(y) * SMOOTHING // 100 + 2)
+    return smoothed_by_default(series.y if series.mean is None else series.mean)
 
 
 def _curve(series: Series, x: Numbers, y: Numbers, means: Numbers | None) -> Iterator[str]:
     """Yield a curve: values of single steps as a thin line and their moving mean, other values as a line with markers."""
     style = f'fill="none" stroke="{_colour(series)}"'
-    noisy = means is not None and len(x) > 10
+    noisy = means is not None and len(x) >= NOISY
     if noisy:
         yield f'<polyline {style} stroke-opacity=".35" points="{_points(x, y)}"/>'
     yield f'<polyline {style} stroke-width="1.7" points="{_points(x, means if noisy and means is not None else y)}"/>'
-    if not noisy and len(x) <= 40:
+    if not noisy and len(x) < FEW:
         yield "".join(f'<circle cx="{a:.0f}" cy="{b:.0f}" r="2" fill="{_colour(series)}"/>' for a, b in zip(x, y, strict=True))
 
 

@@ -2,8 +2,6 @@
 // Charts of curves by step, from the JSON inside each element of the class "plots"; plots.py describes the JSON.
 // uPlot draws axes and the grid and reports pointers.  The curves are drawn here, because each of them has its own steps.
 (() => {
-  const FEW = 40; // curves with fewer points have a marker at each point
-  const NOISY = 30; // curves with at least this number of points are smoothed
   const ROWS = 14; // maximum number of values under the pointer
   const WHOLE = [1, 2, 5].flatMap((factor) => Array.from({ length: 13 }, (_, power) => factor * 10 ** power)).sort((a, b) => a - b);
 
@@ -111,7 +109,7 @@
       const curves = [];
       for (const one of this.spec.series) {
         if (this.hidden.has(one.name)) continue;
-        const noisy = one.smooth && share > 0 && one.y.length >= NOISY;
+        const noisy = one.smooth && share > 0 && one.y.length >= this.group.noisy;
         const curve = { ...one, x: one.x, raw: one.y, y: noisy ? smooth(one.mean ?? one.y, share) : one.y, noisy, colour: css(one.colour) };
         if (noisy && this.group.faint) curves.push({ ...curve, y: one.y, thin: true });
         curves.push(curve);
@@ -168,7 +166,7 @@
     path(u, curve) {
       const [stroke, fill] = [new Path2D(), new Path2D()];
       const radius = 2.8 * devicePixelRatio;
-      const marked = !curve.noisy && (curve.x.length === 1 || (curve.x.length < FEW && curve.marks));
+      const marked = !curve.noisy && (curve.x.length === 1 || (curve.x.length < this.group.few && curve.marks));
       let down = false;
       for (let i = 0; i < curve.x.length; i++) {
         const value = curve.y[i];
@@ -277,7 +275,7 @@
     const steps = tree.charts.flatMap((chart) => chart.series.flatMap(({ x }) => [x[0], x[x.length - 1]]));
     const [first, last] = [Math.min(...steps), Math.max(...steps)];
     const room = first === last ? 1 : (last - first) * 0.02;
-    const group = { all: [first - room, last + room], range: null, smoothing: tree.smoothing, faint: !tree.shared, hidden: tree.shared ? new Set() : null };
+    const group = { all: [first - room, last + room], range: null, smoothing: tree.smoothing, noisy: tree.noisy, few: tree.few, faint: !tree.shared, hidden: tree.shared ? new Set() : null };
     const figures = root.querySelectorAll(".plot");
     const plots = tree.charts.map((spec, i) => new Plot(spec, figures[i], group));
     const build = () => plots.forEach((plot) => plot.build());

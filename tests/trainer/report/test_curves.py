@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from watched_run import drive, end, info, step_of
 
-from jobflow.tools.plots import thinned
+from jobflow.tools.plots import smoothed, thinned
 from jobflow.trainer.charts import DOTS, HEIGHT, chart_svg, curves_png, draw_curves, draw_times
-from jobflow.trainer.history import RATE, SPEED, History, Line, is_fraction, smoothed, wants_logarithm
+from jobflow.trainer.history import RATE, SPEED, History, Line, is_fraction, wants_logarithm
 from jobflow.trainer.report import Report
 
 
