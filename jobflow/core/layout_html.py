@@ -10,10 +10,11 @@ from html import escape
 
 from jobflow.core.layout import Broadcast, Layout, Partial, Sbp, Split
 from jobflow.core.layout_blocks import Block, blocks
+from jobflow.core.palette import AMBER, BLUE, GREEN, GREY, PURPLE, SKY
 from jobflow.core.types import TensorType
 
-#: colours of ranks, those of the pages, in turn
-COLOURS = ("#2f8fd0", "#5fb8ea", "#1fa57c", "#e0a020", "#cc79a7", "#8a929a")
+#: colours of ranks in turn
+COLOURS = (BLUE, SKY, GREEN, AMBER, PURPLE, GREY)
 #: maximum number of ranks that are drawn, and of nested lists that the text of a placement shows
 MOST_RANKS = 16
 #: side of a square in pixels

@@ -44,7 +44,7 @@ class Link:
         return self.text
 
 
-def link(path: AnyPath | str, folder: Path) -> Link:
+def relative_link(path: AnyPath | str, folder: Path) -> Link:
     """Return a link to a file or folder, relative to the folder of a page; only the text for a path in a remote store."""
     if not isinstance(path, Path):
         return Link(str(path))
@@ -55,13 +55,13 @@ def link(path: AnyPath | str, folder: Path) -> Link:
 def files_table(run: TrainingRun, page: Path) -> TextTable:
     """Return a table of the configuration files and of the files in the output folder, for the page at the path `page`."""
     rows: list[Sequence[Any]] = [
-        (link(Path(name), page.parent), "configuration", _size(Path(name))) for name in run.loaded.files if Path(name).is_file()
+        (relative_link(Path(name), page.parent), "configuration", _size(Path(name))) for name in run.loaded.files if Path(name).is_file()
     ]
     hidden = {page.resolve(), (run.output / LOCK).resolve()}
     present = sorted(path for path in run.output.glob("*") if not path.name.startswith(".") and path.resolve() not in hidden)
     known = [run.output / name for name in CONTENTS if run.output / name in present]
     others = [path for path in present if path not in known]
-    rows += [(link(path, page.parent), CONTENTS.get(path.name, ""), _size(path)) for path in [*known, *others[:MOST_FILES]]]
+    rows += [(relative_link(path, page.parent), CONTENTS.get(path.name, ""), _size(path)) for path in [*known, *others[:MOST_FILES]]]
     if len(others) > MOST_FILES:
         rows.append((f"and {len(others) - MOST_FILES} more", "", ""))
     return TextTable(["file", "content", "size"], rows, right=(2,), code=(0,))

@@ -27,7 +27,7 @@ from jobflow.trainer.chrome_trace import Traced, parts_table, slowest_table
 from jobflow.trainer.figures import Figures, environment, figures_in
 from jobflow.trainer.gradient_statistics import is_of_parameter
 from jobflow.trainer.history import RATE, SPEED, TRAIN, TRAIN_EPOCH, Curve, History, Line, shown_name
-from jobflow.trainer.linked_files import files_table, link
+from jobflow.trainer.linked_files import files_table, relative_link
 from jobflow.trainer.preview import alike, common_memory, memory_table, strategy_text, traffic_table
 from jobflow.trainer.recorded_evaluations import NAME as EVALUATIONS
 from jobflow.trainer.recorded_evaluations import PAGE, evaluations_table
@@ -170,7 +170,7 @@ def result(run: TrainingRun, history: History, laid_out: Figures | None, message
         "cards": [*_cards(run, history, laid_out)],
         "metrics": metrics,
         "evaluations": evaluations_table(run.output),
-        "records": link(run.output / EVALUATIONS, folder).href,
+        "records": relative_link(run.output / EVALUATIONS, folder).href,
         "matrices": [*_matrices(history)],
         "missing": run.first_step if history.missing else 0,
     }
@@ -320,10 +320,10 @@ def _rest(laid_out: Figures, ranks: int) -> list[str]:
 def checkpoints(run: TrainingRun, history: History, folder: Path) -> TextTable | None:
     """Return a table of saved checkpoints with their paths relative to `folder` and their sizes, or None without checkpoints."""
     rows: list[Any] = [
-        (f"{step:,}", link(path, folder) if _exists(path) else _relative(path, folder), _size(path)) for step, path in history.checkpoints
+        (f"{step:,}", relative_link(path, folder) if _exists(path) else _relative(path, folder), _size(path)) for step, path in history.checkpoints
     ]
     if run.resumed_from is not None:
-        rows.insert(0, (f"{run.first_step:,}", link(run.resumed_from, folder), "resumed from here"))
+        rows.insert(0, (f"{run.first_step:,}", relative_link(run.resumed_from, folder), "resumed from here"))
     return TextTable(["step", "path", "size"], rows, right=(0, 2), code=(1,)) if rows else None
 
 

@@ -14,16 +14,17 @@ from urllib.parse import quote
 
 import numpy as np
 
+from jobflow.core.palette import AMBER, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY
 from jobflow.tools.plots import FEW, NOISY, Chart, Numbers, Series, smoothed_by_default
 from jobflow.trainer.charts import PALETTE, interactive
-from jobflow.trainer.history import RATE, SPEED
+from jobflow.trainer.history import EPOCH_MEAN, RATE, SPEED, TRAIN_EPOCH
 from jobflow.trainer.training_run import ENDS, TrainingRun
 from jobflow.trainer.units import metric_text, number_text, percent
 
 #: the colours of curves: those of the report, of medium lightness
-COLOURS = dict(zip(PALETTE.values(), ("#2f8fd0", "#e8743b", "#1fa57c", "#cc79a7", "#e0a020", "#5fb8ea"), strict=True))
+COLOURS = dict(zip(PALETTE.values(), (BLUE, ORANGE, GREEN, PURPLE, AMBER, SKY), strict=True))
 #: colours of the end of a run by kind, as in `ENDS`
-KINDS = {"good": "#1fa57c", "bad": "#d9534f", "plain": "#8a929a"}
+KINDS = {"good": GREEN, "bad": RED, "plain": GREY}
 #: maximum number of charts, and of points of a curve
 MOST_CHARTS, POINTS = 3, 120
 #: width and height of a chart in units of the picture, and its margins: left, top, right, bottom
@@ -59,7 +60,7 @@ def _values(run: TrainingRun) -> str:
     rows: dict[str, dict[str, float]] = {}
     for name, value in run.metrics.items():
         of, _, base = name.rpartition("/")
-        rows.setdefault(base, {})[of.replace("train_epoch", "epoch mean")] = value
+        rows.setdefault(base, {})[of.replace(TRAIN_EPOCH, EPOCH_MEAN)] = value
     columns = list(dict.fromkeys(of for values in rows.values() for of in values))
     if not columns:
         return ""
@@ -77,10 +78,10 @@ def _report(run: TrainingRun) -> str:
     """Return links to the report and the folder of the run; a notebook resolves relative links in its own folder."""
     if run.report is None or not run.report.exists():
         return ""
-    return f'<div>report: <a href="{escape(link(run.report))}" target="_blank">{escape(str(run.report))}</a></div>'
+    return f'<div>report: <a href="{escape(address_of(run.report))}" target="_blank">{escape(str(run.report))}</a></div>'
 
 
-def link(path: Path) -> str:
+def address_of(path: Path) -> str:
     """Return the address of a file: relative in the current folder, otherwise a file URL."""
     relative = os.path.relpath(path)
     return Path(path).absolute().as_uri() if relative.startswith("..") else quote(Path(relative).as_posix())

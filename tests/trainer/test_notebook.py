@@ -18,7 +18,7 @@ from jobflow.core.errors import SourceLine
 from jobflow.tools.plots import Chart, Series
 from jobflow.trainer import Callback, TrainingRun, train
 from jobflow.trainer.notebook_progress import REDRAW
-from jobflow.trainer.run_html import chart_html, link, ticks
+from jobflow.trainer.run_html import address_of, chart_html, ticks
 from jobflow.trainer.training_run import CallbackError
 
 FAST = CONFIG.replace("progress: none", "progress: auto").replace("keep_last: 99", "keep_last: 1") + "metrics: [accuracy]\n"
@@ -147,5 +147,5 @@ def test_charts_of_extreme_values_have_finite_numbers(values: list[float], log: 
 
 def test_links_are_relative_in_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert link(Path("runs/a b/report.html")) == link(tmp_path / "runs/a b/report.html") == "runs/a%20b/report.html"
-    assert link(Path("/other/report.html")) == "file:///other/report.html"
+    assert address_of(Path("runs/a b/report.html")) == address_of(tmp_path / "runs/a b/report.html") == "runs/a%20b/report.html"
+    assert address_of(Path("/other/report.html")) == "file:///other/report.html"
