@@ -11,7 +11,7 @@ from jobflow.core.errors import ArgumentError, DataError
 from jobflow.core.extras import optional
 from jobflow.core.types import Array
 from jobflow.data.augmentation import Augmentation
-from jobflow.data.pixels import BYTE, deep_grey, upright, white_of
+from jobflow.data.pixels import BYTE, PixelError, deep_grey, upright, white_of
 from jobflow.expressions import philox
 from jobflow.storage.untrusted import IMAGE, Fault
 
@@ -53,8 +53,10 @@ class Decoder:
             with image_module.open(content, formats=FORMATS) as opened:
                 IMAGE.check(opened.width * opened.height, name, fault)
                 image = self._decoded(opened, image_module)
-        except DataError as error:
-            raise error if name in str(error) else fault(f"{name}: {error}") from None
+        except PixelError as error:
+            raise fault(f"{name}: {error}") from None
+        except DataError:  # too many pixels
+            raise
         except image_module.UnidentifiedImageError:
             raise fault(f"{name} cannot be read as an image: it has none of the formats {', '.join(FORMATS)}; convert or remove the file") from None
         except Exception as error:  # a broken image can raise any exception in the decoder

@@ -17,10 +17,14 @@ _BITS, _PHOTOMETRIC = 258, 262
 BYTE = 255
 
 
+class PixelError(DataError):
+    """Error for pixels that cannot be read, without the name of the file."""
+
+
 def white_of(opened: Any) -> int:
     """Return the value of white in an opened image: 255, or more with more than 8 bits.
 
-    Raises: DataError for 32-bit integers and floats, whose range is unknown.
+    Raises: PixelError for 32-bit integers and floats, whose range is unknown.
     """
     mode, tags = opened.mode, getattr(opened, "tag_v2", None)
     if mode.startswith("I;16"):
@@ -32,7 +36,7 @@ def white_of(opened: Any) -> int:
         return 2**16 - 1
     if mode in ("I", "F"):
         kind = "floats" if mode == "F" else "integers of 32 bits, or with a sign"
-        raise DataError(f'its pixels are {kind}, whose range is unknown; save it with 8 or 16 bits, or read arrays with the reader "numpy"')
+        raise PixelError(f'its pixels are {kind}, whose range is unknown; save it with 8 or 16 bits, or read arrays with the reader "numpy"')
     return BYTE
 
 

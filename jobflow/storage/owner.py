@@ -17,6 +17,8 @@ from jobflow.storage.untrusted import whole
 
 #: the namespace of process ids outside of containers
 INITIAL_SPACE = "pid:[4026531836]"
+#: the file with the identifier of the installed system
+MACHINE_ID = Path("/etc/machine-id")
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,11 @@ def machine() -> str:
     space = ""
     with suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")
+    identity = ""
     if space in ("", INITIAL_SPACE):  # stays the same when the machine is started again
         with suppress(OSError):
-            space = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
-    else:
-        space = node_name()
-    return f"{host()}-{hashlib.blake2b(space.encode(), digest_size=4).hexdigest()}"
+            identity = MACHINE_ID.read_text(encoding="ascii", errors="replace").strip()
+    return f"{host()}-{hashlib.blake2b((identity or node_name()).encode(), digest_size=4).hexdigest()}"
 
 
 def file_time(folder: Path) -> float:

@@ -36,8 +36,9 @@ class EarlyStopping(Callback):
             self._stop(run)
 
     def _stop(self, run: TrainingRun) -> None:
-        best = metric_text(self.early.metric, self.early.best or 0.0)
-        run.stop(f"{self.early.metric} did not improve on {best} in {counted(self.early.patience, 'evaluation')}")
+        metric, best = self.early.metric, self.early.best
+        what = "was NaN" if best is None else f"did not improve on {metric_text(metric, best)}"
+        run.stop(f"{metric} {what} in {counted(self.early.patience, 'evaluation')}")
 
     def state_dict(self) -> dict[str, Any]:
         return self.early.state()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from jobflow.core.errors import ConfigError
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.metrics import step_record
-from jobflow.trainer.training_run import EvaluationReport, Outcome, StepReport, TrainingRun
+from jobflow.trainer.training_run import AGAIN, DONE, INTERRUPTED, EvaluationReport, Outcome, StepReport, TrainingRun
 
 
 class ExperimentLogger(Callback, ABC):
@@ -49,7 +49,7 @@ class ExperimentLogger(Callback, ABC):
             self.log(step, values)
 
     def on_end(self, run: TrainingRun, outcome: Outcome) -> None:
-        self.close(outcome.stopped, failed=outcome.exit_code not in (0, 75, 130))
+        self.close(outcome.stopped, failed=outcome.exit_code not in (DONE, AGAIN, INTERRUPTED))
 
     def on_exception(self, run: TrainingRun, error: BaseException) -> None:
         self.close("interrupt" if isinstance(error, KeyboardInterrupt) else "error", failed=True)

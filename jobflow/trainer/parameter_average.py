@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError
+from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.core.types import Array
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Value
@@ -69,9 +69,16 @@ def exchange_averages(session: Session) -> None:
 
 @contextmanager
 def averaged(session: Session) -> Iterator[None]:
-    """Exchange the averages with the parameters inside a `with` block, if there are any.  After an error, they stay exchanged."""
+    """Exchange the averages with the parameters inside a `with` block, if there are any.
+
+    They are also exchanged back after an error of a checkpoint, which all ranks raise, because training may continue after it.
+    """
     exchange_averages(session)
-    yield
+    try:
+        yield
+    except CheckpointError:
+        exchange_averages(session)
+        raise
     exchange_averages(session)
 
 

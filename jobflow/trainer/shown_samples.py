@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jobflow.core.extras import optional
+from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.training_run import CallbackError, TrainingRun, leave
@@ -27,14 +28,20 @@ MOST_STEPS, MOST_SAMPLES, MOST_BYTES = 8, 16, 4 << 20
 
 
 class SampleFolder(Callback):
-    """A callback that removes the samples after the step at which a run begins, so that a resumed run has no samples twice."""
+    """A callback that removes the samples after the step at which a run begins, so that a resumed run has no samples twice.
+
+    A notice names a folder that cannot be removed.
+    """
 
     observes: ClassVar[bool] = True
 
     def on_start(self, run: TrainingRun) -> None:
         for step, path in _steps(run.output):
             if step > run.first_step or not run.first_step:
-                shutil.rmtree(path, ignore_errors=True)
+                try:
+                    shutil.rmtree(path)
+                except OSError as error:
+                    notice(f"{path} could not be removed: {error.strerror or error}; remove it, because its samples are of an earlier run")
 
 
 def write_sample(output: Path, step: int, name: str, value: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -48,7 +49,7 @@ class WandB(ExperimentLogger):
                 mode=mode, dir=str(run.output), config=parameters_of(run), settings=quiet,
             )  # fmt: skip
         finally:
-            self._helpers = [process for process in _children() if process not in known]
+            self._helpers = [process for process in _children() if process not in known and _is_helper(process)]
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
@@ -67,6 +68,15 @@ class WandB(ExperimentLogger):
 
 def _children() -> list[psutil.Process]:
     return list(psutil.Process().children(recursive=True))
+
+
+def _is_helper(process: psutil.Process) -> bool:
+    """Return True for a process of the package wandb: its program wandb-core, or the command `wandb service`."""
+    try:
+        command = process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    return Path(next(iter(command), "")).name == "wandb-core" or {"wandb", "service"} <= {Path(part).name for part in command}
 
 
 def _end(processes: list[psutil.Process]) -> None:

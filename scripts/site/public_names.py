@@ -132,7 +132,7 @@ AREAS = {
     "jobflow.legacy.extras.summary": "training",
     **{f"jobflow.{part}": "jobs" for part in ("config", "layers", "losses", "optimizer", "initializers", "regularizers", "distribute", "session")},
     **{f"jobflow.{part}": "job_functions" for part in ("math", "image", "detection", "advanced", "deprecated", "experimental", "quantization")},
-    **{f"jobflow.{part}": "job_functions" for part in ("saved_model", "serving", "unittest", "util", "tensorrt", "system", "losses")},
+    **{f"jobflow.{part}": "job_functions" for part in ("saved_model", "serving", "unittest", "util", "tensorrt", "system")},
     "jobflow.functional": "functions",
     **{f"jobflow.functional.{part}": "tensors" for part in ("classes", "creation", "casting", "memory_formats", "dlpack", "filling", "sparse")},
     **{f"jobflow.functional.{part}": "tensors" for part in ("sparse_creation", "sparse_tensors")},
@@ -157,7 +157,7 @@ AREAS = {
     "jobflow.optim": "optim",
     **{f"jobflow.{part}": "data" for part in ("data", "utils.data")},
     **{f"jobflow.{part}": "training" for part in ("trainer", "models", "model", "train", "checkpoint", "storage", "summary", "onnx", "record")},
-    **{f"jobflow.{part}": "training" for part in ("utils", "utils.checkpoint", "utils.tensorboard", "losses")},
+    **{f"jobflow.{part}": "training" for part in ("utils", "utils.checkpoint", "utils.tensorboard")},
     **{f"jobflow.{part}": "devices" for part in ("compat",)},
 }
 STUBS = {

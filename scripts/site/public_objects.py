@@ -23,6 +23,8 @@ import jobflow
 LONGEST = 100
 #: kinds of parameters in the order of ast.arguments
 KIND = griffe.ParameterKind
+#: a default that the record describes: a member of an enumeration, an object, or <a new one>
+DESCRIBED = re.compile(r"=(?:<([\w.]+): '\w+'>|<a new one>|a [\w.]+)(?=[,)])")
 
 
 @functools.cache
@@ -74,10 +76,10 @@ def _provided(word: str) -> frozenset[str | None]:
 
 def parameters(signature: str | None) -> griffe.Parameters:
     """Return the parameters of a signature of the record; none for `(...)`."""
-    try:
-        arguments = ast.parse(f"def f{signature or '()'}: pass").body[0].args  # type: ignore[attr-defined]
-    except SyntaxError:
+    if signature == "(...)":
         return griffe.Parameters()
+    text = DESCRIBED.sub(lambda match: f"={match[1] or '...'}", signature or "()")
+    arguments = ast.parse(f"def f{text}: pass").body[0].args  # type: ignore[attr-defined]
     return griffe.Parameters(*_parameters(arguments))
 
 

@@ -254,3 +254,16 @@ def test_files_that_cannot_be_removed_are_reported_and_do_not_stop_a_save(tmp_pa
     assert f"{left} is a leftover of a dead process and cannot be removed: [Errno 13]" in capsys.readouterr().err
     store.save(tmp_path / "d", {"w": np.zeros(4)})
     assert not left.exists()
+
+
+@pytest.mark.parametrize("content", [None, "\n"])
+def test_a_machine_without_a_machine_id_is_named_by_its_boot(content: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "machine-id").write_text(content)
+    monkeypatch.setattr(owner, "MACHINE_ID", tmp_path / "machine-id")
+    monkeypatch.setattr(owner, "INITIAL_SPACE", os.readlink("/proc/self/ns/pid"))
+    names = set()
+    for boot in ("a", "b"):
+        monkeypatch.setattr(owner, "node_name", lambda boot=boot: boot)
+        names.add(owner.machine.__wrapped__())
+    assert len(names) == 2

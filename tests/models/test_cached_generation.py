@@ -114,6 +114,8 @@ def test_wrong_calls_are_named() -> None:
         (lambda: generate(model, [], 1), ArgumentError, "the prompt is empty"),
         (lambda: generate(model, [[1], []], 1), ArgumentError, "the prompt is empty"),
         (lambda: generate(model, "text", 1), ArgumentError, "the prompt must be a sequence of integers, or a batch of such sequences, not 'text'"),
+        (lambda: generate(model, [[1, [2, 3]]], 1), ArgumentError, r"the prompt must be a sequence of integers, .*, not \[\[1, \[2, 3\]\]\]"),
+        (lambda: generate(model, 3, 1), ArgumentError, "the prompt must be a sequence of integers"),
         (lambda: generate(model, [1.5], 1), ArgumentError, "the prompt must be a sequence of integers"),
         (lambda: generate(model, [1], -1), ArgumentError, "the number of new tokens must be at least 0"),
         (lambda: generate(model, [1], 1, seed=-1), ArgumentError, "seed must be an integer of at least 0, not -1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,20 @@ def trained(way: str, width: int, limit: str = "", size: str = "") -> tuple[int,
     lines = result.stdout.splitlines()
     losses = [line.split("] ")[-1] for line in lines if line.split("] ")[-1].count(".") == 3 and "MiB" not in line]
     return result.returncode, "\n".join(losses), result.stdout
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "^sm"), ("^posix", "^posix"), ("tcp", "tcp")])
+def test_ucx_transports_of_the_user_are_kept_on_several_nodes(before: str | None, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_selected", {})
+    monkeypatch.setattr(shared_memory, "size", lambda: shared_memory.UCX_SHARE - 1)
+    monkeypatch.setattr(shared_memory, "available", lambda: shared_memory.UCX_SHARE - 1)
+    monkeypatch.setenv(shared_memory.TRANSPORTS, before or "")  # restored after the test
+    if before is None:
+        monkeypatch.delenv(shared_memory.TRANSPORTS)
+    shared_memory.prepare_mpi(1)
+    assert os.environ[shared_memory.TRANSPORTS] == (before or "^posix")
+    shared_memory.prepare_nodes()
+    assert os.environ[shared_memory.TRANSPORTS] == after
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,15 @@ import numpy as np
 import pytest
 from short_runs import CONFIG, check_same, loaded, run, write_config
 
-from jobflow.core.errors import ConfigError
-from jobflow.storage import store
+from jobflow.core.errors import CheckpointError, ConfigError
+from jobflow.storage import sessions, store
 from jobflow.trainer import Callback, TrainingRun, train
 from jobflow.trainer.best_checkpoint import BestCheckpoint
 from jobflow.trainer.early_stopping import EarlyStopping
 from jobflow.trainer.evaluate import evaluate
 from jobflow.trainer.gradient_statistics import GradientStatistics
 from jobflow.trainer.parameter_average import ParameterAverage
-from jobflow.trainer.training_run import CallbackError, StepReport
+from jobflow.trainer.training_run import CallbackError, EvaluationReport, StepReport
 
 SGD = CONFIG.replace("{name: momentum, lr: 0.05, schedule: {name: cosine}, warmup_steps: 2}", "{name: sgd, lr: 0.5, weight_decay: 0}")
 AVERAGE = 'callbacks=[{callback: "jobflow.trainer.parameter_average:ParameterAverage", arguments: {decay: 0.8, start: 2}}]'
@@ -73,6 +74,39 @@ def test_evaluations_and_checkpoints_have_averages_of_the_parameters(settings: t
     run(loaded(file, tmp_path / "parts", AVERAGE, "training.steps=5", "optimizer.schedule.steps=9"))
     _, rest = run(loaded(file, tmp_path / "parts", AVERAGE, *settings))
     check_same(rest, steps, [6, 7, 8, 9], 1e-5)
+
+
+def test_training_continues_with_the_parameters_after_a_failed_save_of_averages(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sessions.save
+
+    def failing(session: Any, path: Path, *rest: Any, **named: Any) -> Any:
+        if path.name == "step-00000002":
+            raise CheckpointError(f"checkpoint {path} could not be saved: no space left")
+        saving = real(session, path, *rest, **named)
+        if path.name == "step-00000003":
+            saving.wait()
+            raise sessions.AfterSavingError(f"{path} is complete, but an older one is left")
+        return saving
+
+    file = folder / "usual" / "run.yaml"
+    settings = AVERAGE, "training.steps=4", "optimizer.schedule.steps=4"
+    _, steps = run(loaded(file, tmp_path / "whole", *settings))
+    monkeypatch.setattr(sessions, "save", failing)
+    _, failed = run(loaded(file, tmp_path / "failed", *settings))
+    check_same(failed, steps, [1, 2, 3, 4], 0)
+
+
+def test_early_stopping_names_a_metric_that_was_always_nan() -> None:
+    class Stops:
+        def stop(self, reason: str) -> None:
+            self.reason = reason
+
+    run, early = Stops(), EarlyStopping(patience=2)
+    for step in (1, 2):
+        early.on_evaluation(run, EvaluationReport(step, 0, {"validation/loss": math.nan}, 0.0))  # type: ignore[arg-type]
+    assert run.reason == "validation/loss was NaN in 2 evaluations"
 
 
 @pytest.mark.full

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -97,13 +96,18 @@ def generate(
 def _prompts(prompt: Any) -> tuple[list[list[int]], bool]:
     """Return the prompts as lists of tokens, and True for a batch; raise ArgumentError for other values."""
     rows: Any = prompt.numpy() if isinstance(prompt, Tensor) else prompt
-    arrays, is_batch = [], False
-    with suppress(TypeError):  # of an object that is not a sequence
+    refusal = f"generate at {user_line()}: the prompt must be a sequence of integers, or a batch of such sequences, not {prompt!r:.60}"
+    try:
         rows = [*rows]
-        is_batch = bool(rows) and all(np.ndim(row) == 1 or isinstance(row, list | tuple) for row in rows)
+    except TypeError:  # not a sequence
+        raise ArgumentError(refusal) from None
+    is_batch = bool(rows) and all(isinstance(row, list | tuple) or np.ndim(row) == 1 for row in rows)
+    try:
         arrays = [np.asarray([*row]) for row in (rows if is_batch else [rows])]
-    if not arrays or any(array.ndim != 1 or (array.size and array.dtype.kind not in "iu") for array in arrays):
-        raise ArgumentError(f"generate at {user_line()}: the prompt must be a sequence of integers, or a batch of such sequences, not {prompt!r:.60}")
+    except ValueError:  # nested sequences of different lengths
+        raise ArgumentError(refusal) from None
+    if any(array.ndim != 1 or (array.size and array.dtype.kind not in "iu") for array in arrays):
+        raise ArgumentError(refusal)
     return [array.tolist() for array in arrays], is_batch
 
 

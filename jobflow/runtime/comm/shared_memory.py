@@ -20,6 +20,8 @@ SPARE = 1 << 20
 MPI_SHARE, UCX_SHARE = 1100 << 10, 16 << 20
 #: the variable that selects UCX's transports
 TRANSPORTS = "UCX_TLS"
+#: the value of this variable that jobflow has set in this process
+_selected: dict[str, str] = {}
 
 
 def limit() -> int:
@@ -70,7 +72,7 @@ def prepare_mpi(ranks: int) -> None:
     The size of FOLDER decides instead of the free bytes, so that all ranks make the same choice.
     """
     if size() < UCX_SHARE * ranks:
-        os.environ.setdefault(TRANSPORTS, "^posix")
+        _select("^posix")
     # the free bytes exclude the allocations of peers that started earlier
     if size() < MPI_SHARE * ranks or available() < MPI_SHARE:
         needed, free_bytes = MPI_SHARE * ranks / 2**20, available() / 2**20
@@ -83,8 +85,13 @@ def prepare_nodes() -> None:
     MPICH uses its own shared memory within a node, and UCX between nodes.  UCX recognizes a machine by its boot id.  Copies of a virtual machine
     may have one boot id, and UCX would use shared memory between them.
     """
-    if os.environ.get(TRANSPORTS) in (None, "^posix"):
-        os.environ[TRANSPORTS] = "^sm"
+    _select("^sm")
+
+
+def _select(transports: str) -> None:
+    """Select UCX's transports, unless the user has selected some."""
+    if TRANSPORTS not in os.environ or os.environ[TRANSPORTS] == _selected.get(TRANSPORTS):
+        os.environ[TRANSPORTS] = _selected[TRANSPORTS] = transports
 
 
 def shortage() -> str:

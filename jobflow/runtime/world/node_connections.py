@@ -15,7 +15,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -73,21 +73,36 @@ class NodeConnections:
     def _accept(self, listener: socket.socket, key: bytes) -> None:
         expected = set(range(len(self._map.nodes))) - set(self._map.ranks_of(0))
         deadline = time.monotonic() + START
+        trouble = ""
         while expected - self._lines.keys() and (left := deadline - time.monotonic()) > 0:
             listener.settimeout(left)
-            with suppress(OSError):
+            try:
                 sock, _ = listener.accept()
-                sock.settimeout(CONNECT)
-                shown = sock.recv(KEY + 4, socket.MSG_WAITALL)
-                rank = int.from_bytes(shown[KEY:], "big")
-                if hmac.compare_digest(shown[:KEY], key) and rank in expected:
-                    sock.settimeout(None)
-                    keep_alive(sock)
-                    self._lines[rank] = sock
-                else:
-                    sock.close()
+            except (TimeoutError, ConnectionError):  # no connection in time, or one that has ended already
+                continue
+            except OSError as error:  # such as too many open files
+                trouble = f" ({error.strerror or error})"
+                break
+            try:
+                self._admit(sock, key, expected)
+            except OSError as error:
+                sock.close()
+                if not isinstance(error, TimeoutError | ConnectionError):
+                    trouble = f" ({error.strerror or error})"
         if missing := sorted(expected - self._lines.keys()):
-            self._report(f"{', '.join(map(self._map.rank_text, missing))}: no connection to {self._map.rank_text(0)} after {START:g} s")
+            self._report(f"{', '.join(map(self._map.rank_text, missing))}: no connection to {self._map.rank_text(0)} after {START:g} s{trouble}")
+
+    def _admit(self, sock: socket.socket, key: bytes, expected: Set[int]) -> None:
+        """Keep the connection if it sends the key and an expected rank; otherwise close it."""
+        sock.settimeout(CONNECT)
+        shown = sock.recv(KEY + 4, socket.MSG_WAITALL)
+        rank = int.from_bytes(shown[KEY:], "big")
+        if hmac.compare_digest(shown[:KEY], key) and rank in expected:
+            sock.settimeout(None)
+            keep_alive(sock)
+            self._lines[rank] = sock
+        else:
+            sock.close()
 
     def _report(self, text: str) -> None:
         notice(f"{text}: if a node or the network fails, other ranks wait for it forever; permit TCP connections between the nodes")
