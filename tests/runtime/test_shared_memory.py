@@ -65,7 +65,7 @@ def trained(way: str, width: int, limit: str = "", size: str = "") -> tuple[int,
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "^sm"), ("^posix", "^posix"), ("tcp", "tcp")])
-def test_ucx_transports_of_the_user_are_kept_on_several_nodes(before: str | None, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transports_of_the_user_stay_the_same_on_several_nodes(before: str | None, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "_selected", {})
     monkeypatch.setattr(shared_memory, "size", lambda: shared_memory.UCX_SHARE - 1)
     monkeypatch.setattr(shared_memory, "available", lambda: shared_memory.UCX_SHARE - 1)

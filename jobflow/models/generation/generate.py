@@ -96,18 +96,18 @@ def generate(
 def _prompts(prompt: Any) -> tuple[list[list[int]], bool]:
     """Return the prompts as lists of tokens, and True for a batch; raise ArgumentError for other values."""
     rows: Any = prompt.numpy() if isinstance(prompt, Tensor) else prompt
-    refusal = f"generate at {user_line()}: the prompt must be a sequence of integers, or a batch of such sequences, not {prompt!r:.60}"
+    message = f"generate at {user_line()}: the prompt must be a sequence of integers, or a batch of such sequences, not {prompt!r:.60}"
     try:
         rows = [*rows]
     except TypeError:  # not a sequence
-        raise ArgumentError(refusal) from None
+        raise ArgumentError(message) from None
     is_batch = bool(rows) and all(isinstance(row, list | tuple) or np.ndim(row) == 1 for row in rows)
     try:
         arrays = [np.asarray([*row]) for row in (rows if is_batch else [rows])]
     except ValueError:  # nested sequences of different lengths
-        raise ArgumentError(refusal) from None
+        raise ArgumentError(message) from None
     if any(array.ndim != 1 or (array.size and array.dtype.kind not in "iu") for array in arrays):
-        raise ArgumentError(refusal)
+        raise ArgumentError(message)
     return [array.tolist() for array in arrays], is_batch
 
 
