@@ -17,14 +17,36 @@ from jobflow.trainer.predict import is_of_text, texts
 from jobflow.trainer.training_run import EvaluationReport, TrainingRun
 
 
-class TextSamples(Callback):
+class PeriodicSamples(Callback):
+    """Base class of callbacks that show samples at every `every`-th evaluation; a checkpoint saves the number of evaluations."""
+
+    changes_rate: ClassVar[bool] = False
+
+    def __init__(self, count: int, every: int) -> None:
+        self.count, self.every, self.evaluations = count, every, 0
+
+    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
+        self.evaluations += 1
+        if self.evaluations % self.every == 0:
+            self.show_samples(run, report)
+
+    def show_samples(self, run: TrainingRun, report: EvaluationReport) -> None:
+        """Show the samples in the report of the run."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluations": self.evaluations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.evaluations = int(state["evaluations"])
+
+
+class TextSamples(PeriodicSamples):
     """A callback that continues each prompt by `count` characters at evaluations, and shows the texts in the report.
 
     The model is trained on text, and returns "scores" for "tokens".  The texts depend on the parameters, the arguments and the step alone.  `every`
     is the number of evaluations between two samples.
     """
-
-    changes_rate: ClassVar[bool] = False
 
     def __init__(
         self, prompts: Sequence[str], count: int = 100, temperature: float = 0.8, top_k: int = 0, top_p: float = 1.0, seed: int = 0, every: int = 1
@@ -32,7 +54,7 @@ class TextSamples(Callback):
         self.prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not self.prompts or count < 1 or every < 1:
             raise ConfigError(f"TextSamples: {len(self.prompts)} prompts, count {count}, every {every}; pass a prompt, and numbers of 1 or more")
-        self.count, self.every, self.evaluations = count, every, 0
+        super().__init__(count, every)
         self.options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         self.seed = seed
 
@@ -42,12 +64,10 @@ class TextSamples(Callback):
         for prompt in self.prompts:
             vocabulary_of(run.facts).encode(prompt, f"the prompt {prompt!r:.40}")
 
-    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
-        self.evaluations += 1
-        if self.evaluations % self.every == 0:
-            with run.averages():
-                for number, prompt in enumerate(self.prompts, 1):
-                    run.show(f"text {number}", prompt + "".join(self._continued(run, prompt, report.step + number)))
+    def show_samples(self, run: TrainingRun, report: EvaluationReport) -> None:
+        with run.averages():
+            for number, prompt in enumerate(self.prompts, 1):
+                run.show(f"text {number}", prompt + "".join(self._continued(run, prompt, report.step + number)))
 
     def _continued(self, run: TrainingRun, prompt: str, number: int) -> Iterator[str]:
         words: Vocabulary = vocabulary_of(run.facts)
@@ -63,31 +83,21 @@ class TextSamples(Callback):
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
         return texts(words, tokens_after(scores_of, tokens, self.count, length=length, seed=seed, **self.options))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"evaluations": self.evaluations}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.evaluations = int(state["evaluations"])
-
-
-class ImageSamples(Callback):
+class ImageSamples(PeriodicSamples):
     """A callback that shows images of the first `count` samples in the report at evaluations: an input field, or an output of the model.
 
     `show` is the name of a field or of an output, such as "scores" of an autoencoder; the default is the first field.  The samples are those of
     data.validation, or of data.train without it.  `every` is the number of evaluations between two samples.
     """
 
-    changes_rate: ClassVar[bool] = False
-
     def __init__(self, count: int = 16, show: str | None = None, every: int = 1) -> None:
         if count < 1 or every < 1:
             raise ConfigError(f"ImageSamples: count {count}, every {every}; pass numbers of 1 or more")
-        self.count, self.show, self.every, self.evaluations = count, show, every, 0
+        super().__init__(count, every)
+        self.show = show
 
-    def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
-        self.evaluations += 1
-        if self.evaluations % self.every:
-            return
+    def show_samples(self, run: TrainingRun, report: EvaluationReport) -> None:
         fields = run.examples(self.count)
         name = self.show or next(iter(fields))
         with run.averages():
@@ -96,9 +106,3 @@ class ImageSamples(Callback):
             known = [*fields, *arrays]
             raise ConfigError(f'ImageSamples: there is no "{name}"{did_you_mean_or(name, known, f"the samples and the model have {known}")}')
         run.show(name, arrays[name])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"evaluations": self.evaluations}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.evaluations = int(state["evaluations"])
