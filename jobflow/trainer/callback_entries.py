@@ -100,10 +100,7 @@ def guarded(name: str, what: str, call: Callable[[], Any], step: int = 0, broken
             raise
         if isinstance(error, CallbackError | ConfigError):
             raise CallbackError(f"callback {name}: {error}") from error
-        at = f"step {step:,}" if step else "the start"
-        raise CallbackError(
-            f"callback {name}: {what}{line_text(error)} raised {type(error).__name__} at {at}: {error}; correct the callback or omit it"
-        ) from error
+        raise _error_of(f"callback {name}", what, error, step, "correct the callback or omit it") from error
 
 
 def recorded(recorder: Callback, event: str, run: TrainingRun, *arguments: Any) -> None:
@@ -115,11 +112,14 @@ def recorded(recorder: Callback, event: str, run: TrainingRun, *arguments: Any) 
     except Exception as error:
         if isinstance(error, ModuleNotFoundError):
             raise
-        at = f"step {run.step:,}" if run.step else "the start"
-        raise CallbackError(
-            f"logger {type(recorder).__name__}: {event}{line_text(error)} raised {type(error).__name__} at {at}: {error}; correct the cause, or turn "
-            f"the logger off in the section logging"
-        ) from error
+        action = "correct the cause, or turn the logger off in the section logging"
+        raise _error_of(f"logger {type(recorder).__name__}", event, error, run.step, action) from error
+
+
+def _error_of(name: str, what: str, error: Exception, step: int, action: str) -> CallbackError:
+    """Return the error for an exception of the function `what`, with the user's line, the step, and an action."""
+    at = f"step {step:,}" if step else "the start"
+    return CallbackError(f"{name}: {what}{line_text(error)} raised {type(error).__name__} at {at}: {error}; {action}")
 
 
 def line_text(error: BaseException) -> str:
