@@ -1,8 +1,8 @@
 """Training samples that are mixed in pairs: mixup and cutmix.
 
 H. Zhang et al., "mixup: beyond empirical risk minimization" (2018): x = s a + (1 - s) b with s ~ Beta(alpha, alpha).
-S. Yun et al., "CutMix: regularization strategy to train strong classifiers with localizable features" (2019): a box of b replaces that of a. Its
-sides are sqrt(1 - s) of the image, its centre is uniform, and s becomes the fraction of a that remains.
+S. Yun et al., "CutMix: regularization strategy to train strong classifiers with localizable features" (2019): a box of b replaces the same box of a.
+Its sides are sqrt(1 - s) of the image, its centre is uniform, and s becomes the fraction of a that remains.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Bottleneck(nn.Module):
 
 
 def shortcut(channels: int, outputs: int, stride: int) -> nn.Module | None:
-    """Return a 1x1 convolution with a norm, or None if the shape of the input is that of the output."""
+    """Return a 1x1 convolution with a norm, or None if input and output have equal shapes."""
     if stride == 1 and channels == outputs:
         return None
     return nn.Sequential(nn.Conv2d(channels, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))

@@ -21,7 +21,7 @@ INDEX, SINGLE = f"model{ENDING}", "model.safetensors"
 
 
 def read_index(path: AnyPath) -> dict[str, tuple[AnyPath, TensorInfo]]:
-    """Return the file and the type of each tensor of an index; raise CheckpointError unless index and files agree."""
+    """Return the file and the type of each tensor of an index; raise CheckpointError if the index and the files differ."""
     shards = _shards(path)
     if lost := [name for name in shards if not (path.parent / name).exists()]:
         raise CheckpointError(f"{path}: {counted(len(lost), 'file')} of {len(shards)} missing, such as {lost[0]}; copy the complete folder")

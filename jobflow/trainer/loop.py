@@ -274,9 +274,9 @@ class Loop:
         if batch.ends_epoch and (report := self._epochs.ended(self.progress.step, batch.position.epoch)):
             self.progress.metrics.update(report.metrics)
             self._call("on_epoch", report)
-        if evaluates or self.stopped in ("callback", "early"):
+        if evaluates or self.stopped in ("callback", "early"):  # on_epoch may have requested a stop
             self._evaluate()
-        if saves or self.stopped or self.calls.saves:
+        if saves or self.stopped or self.calls.saves:  # so may on_evaluation, and either may have requested a save
             self._save()
         self.clock.stepped(seconds)
         return time.perf_counter()

@@ -400,7 +400,7 @@ def _inspected(path: AnyPath) -> tuple[dict[str, Any], list[str]]:
 
 
 def _factors(variables: Iterable[str]) -> list[str]:
-    """Return the names of the variables that multiply the learning rate, those of callbacks and of a plateau, and of other variables of callbacks."""
+    """Return the names of learning-rate factors and of the variables of callbacks."""
     return sorted(name for name in variables if name in (RATE_FACTOR, FACTOR) or name.startswith(PREFIX))
 
 

@@ -108,7 +108,7 @@ class RunFile(Callback):
     """A callback that writes `run.json` to the folder of the run."""
 
     observes = True
-    #: True before the start, which another callback may prevent, and after the end
+    #: True unless the run is in progress
     _ended = True
 
     def on_start(self, run: TrainingRun) -> None:

@@ -72,8 +72,8 @@ def _picture(name: str, array: Array) -> Array:
             f'run.show: the sample "{name}" is {array.dtype}{list(array.shape)}; pass a text, an image [height, width] or [height, width, 3], '
             f"or images [count, height, width, 3]"
         )
-    if array.dtype != np.uint8:  # floats from 0 to 1
-        scale = 255.0 if array.dtype.kind == "f" or array.dtype.kind == "b" else 1.0
+    if array.dtype != np.uint8:
+        scale = 255.0 if array.dtype.kind in "fb" else 1.0  # floats and bools are from 0 to 1
         array = np.clip(np.nan_to_num(array.astype(np.float64)) * scale, 0, 255).round().astype(np.uint8)
     if array.ndim == 3 and array.shape[-1] not in (1, 3) and array.shape[0] not in (1, 3):
         array = array[..., None]  # images without channels

@@ -25,7 +25,7 @@ BASES = re.compile(r"class \((.*)\)")
 
 @dataclass(frozen=True)
 class Name:
-    """A public name: its dotted path, its signature with defaults, and what the record says of it."""
+    """A public name: its dotted path, its signature with defaults, and its remark in the record."""
 
     path: str
     signature: str | None

@@ -1,4 +1,4 @@
-"""Tensors in several safetensors files: indices that agree with their files, and indices that must not be believed."""
+"""Tensors in several safetensors files: valid and invalid indices."""
 
 from __future__ import annotations
 

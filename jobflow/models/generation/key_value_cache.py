@@ -68,7 +68,7 @@ class KeyValueCache(Module):
     """Keys and values of the tokens that a model has read, for `batch` sequences of at most `length` tokens.
 
     The first call of the model outside of `flow.compile` creates the buffers, [batch, heads, length, size]. They have the types and layouts of the
-    keys and values. `device` is that of the model: `device=next(model.parameters()).device`.
+    keys and values. `device` is the model's device: `device=next(model.parameters()).device`.
     """
 
     def __init__(self, batch: int = 1, length: int = 1024, device: Any = None) -> None:
