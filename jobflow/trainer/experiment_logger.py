@@ -14,7 +14,10 @@ from jobflow.trainer.training_run import AGAIN, DONE, INTERRUPTED, EvaluationRep
 
 
 class ExperimentLogger(Callback, ABC):
-    """Base class of loggers for experiment programs.  They log the first and last step, every `every` steps, evaluations, epochs, and values that callbacks log."""
+    """Base class of loggers for experiment programs.
+
+    They log the first and last step, every `every` steps, evaluations, epochs, and values that callbacks log.
+    """
 
     observes: ClassVar[bool] = True
 
