@@ -27,13 +27,13 @@ def _is_binary(kinds: Any, kind: Any) -> bool:
     return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind))
 
 
-def shown(value: Any) -> str:
+def describe_cell(value: Any) -> str:
     """Describe a pyarrow value of a column of images."""
     content = value[BYTES] if hasattr(value, "keys") and value.is_valid else value
     return f"an image of {len(content.as_py()):,} bytes" if content.is_valid and not hasattr(content, "keys") else "None"
 
 
-def decoded(decoder: Decoder, cells: Iterable[tuple[int, Any, str]], count: int, random_words: Array | None, fault: Fault) -> Array:
+def decode_cells(decoder: Decoder, cells: Iterable[tuple[int, Any, str]], count: int, random_words: Array | None, fault: Fault) -> Array:
     """Return the images of cells as float32[count, channels, size, size]; a cell has its row in the result, a pyarrow value and a name.
 
     Raises: the error of `fault` for a cell without an image, a damaged image, or one above the limits.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from jobflow.data.column_rules import Dates, Missing, Scale, moments_of
 from jobflow.data.column_summary import Summary
 from jobflow.data.conversion import fitted, misfit
 from jobflow.data.files import fault_of, files_at
-from jobflow.data.image_columns import IMAGE, decoded, is_image, shown
+from jobflow.data.image_columns import IMAGE, decode_cells, describe_cell, is_image
 from jobflow.data.image_decoder import decoder_of, pillow
 from jobflow.data.samples import Split
 from jobflow.data.table import Outsides, Rules, Table, Values
@@ -32,6 +32,8 @@ fault = fault_of(WHAT)
 ENDING = ".parquet"
 #: largest element size in bytes; rows per read, and per read in the search for the first non-empty list
 LARGEST, PIECE, FEW = 8, 1 << 16, 64
+#: a cached column: group, name, type (None for image files) and replacement
+Key = tuple[int, str, np.dtype[Any] | None, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +112,8 @@ class Parquet(Table):
         self._schema, last = self._groups[0].file.schema_arrow, self._groups[-1]
         #: shapes of list columns by name
         self._shapes: dict[str, tuple[int, ...]] = {}
-        #: results of the last reads by group, column, type and replacement, from the oldest on
-        self._cache: dict[tuple[int, str, np.dtype[Any] | None, str], tuple[Array, Array | None]] = {}
+        #: results of the last reads, from the oldest on
+        self._cache: dict[Key, tuple[Any, Array | None]] = {}
         self._cached_bytes = 0
         self._lock = threading.Lock()
         self.images = [name for name in self._schema.names if is_image(self._arrow.types, self._schema.field(name).type)]
@@ -147,10 +149,10 @@ class Parquet(Table):
         def cells() -> Iterator[tuple[int, Any, str]]:
             for _, index in one_by_one(np.argsort(which, kind="stable").tolist(), names.__getitem__):
                 group = int(which[index])
-                files, _ = self._column(group, column, None)
+                files = self._image_column(group, column)
                 yield index, files[int(rows[index]) - self._groups[group].start], names[index]
 
-        return decoded(self._decoder, cells(), len(rows), self._decoder.random_words(rows, epoch), fault_of(self.reader))
+        return decode_cells(self._decoder, cells(), len(rows), self._decoder.random_words(rows, epoch), fault_of(self.reader))
 
     def column(self, name: str) -> tuple[tuple[int, ...], Any]:
         kinds, kind = self._arrow.types, self._schema.field(name).type
@@ -247,25 +249,30 @@ class Parquet(Table):
 
     # ---------------------------------------------------------------- reading
 
-    def _column(self, number: int, name: str, dtype: np.dtype[Any] | None) -> tuple[Array, Array | None]:
+    def _column(self, number: int, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
         """Return the values of a column in a row group, cached or read, and a mask of rows without a valid value.
 
-        The mask is None if all rows are valid. Without `dtype` the column has image files, and is returned as a pyarrow array.
+        The mask is None if all rows are valid.
         """
-        key = number, name, dtype, str(self.missing.get(name))
+        return self._cached((number, name, dtype, str(self.missing.get(name))), lambda: self._read(self._groups[number], name, dtype))
+
+    def _image_column(self, number: int, name: str) -> Any:
+        """Return a column of image files in a row group as a pyarrow array, cached or read."""
+        return self._cached((number, name, None, ""), lambda: (self._chunk(self._groups[number], name), None))[0]
+
+    def _cached(self, key: Key, read: Callable[[], tuple[Any, Array | None]]) -> tuple[Any, Array | None]:
+        """Return the cached entry, or the result of `read`; remove the oldest entries if the cache is too large."""
         with self._lock:  # a second thread that requests the column waits and then uses the cache
             entry = self._cache.pop(key, None)
             if entry is None:
-                entry = self._read(self._groups[number], name, dtype)
+                entry = read()
                 self._cached_bytes += entry[0].nbytes
             self._cache[key] = entry
             while self._cached_bytes > self._memory:
                 self._cached_bytes -= self._cache.pop(next(iter(self._cache)))[0].nbytes
         return entry
 
-    def _read(self, group: Group, name: str, dtype: np.dtype[Any] | None) -> tuple[Array, Array | None]:
-        if dtype is None:
-            return self._chunk(group, name), None
+    def _read(self, group: Group, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
         values, wrong = (self._categories_of if name in self.categories else self._numbers_of)(group, name, dtype)
         return values, wrong if wrong.any() else None
 
@@ -385,7 +392,7 @@ def columns_of(path: str, groups: Sequence[Group], most: int | None, first: int)
             MEMORY.check(piece.nbytes, f'{path}: column "{name}"', fault)
             part = piece.slice(0, limit - row)
             for each, value in zip(head[row:], part[:first], strict=False):
-                each[name] = shown(value) if images else str(value.as_py())[:60]
+                each[name] = describe_cell(value) if images else str(value.as_py())[:60]
             _summarize(summary, part, kinds, row)
             row += len(part)
         summaries.append(summary)

@@ -18,7 +18,7 @@ from jobflow.graph.rewrite import consumers
 from jobflow.ops.source import Input, ReadVariable
 
 #: The components of a module's name: ("net", "h", "0", "fc1").  () is the program itself.
-Path = tuple[str, ...]
+ModulePath = tuple[str, ...]
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class Band:
     The nodes of the backward pass compute the gradients of the band; the nodes of the update write its variables.
     """
 
-    path: Path
+    path: ModulePath
     nodes: dict[Phase, list[Node]] = field(default_factory=lambda: {"forward": [], "backward": [], "update": []})
 
 
@@ -70,24 +70,24 @@ def _derived(node: Node, named: Mapping[str, Band]) -> Band | None:
     return named.get(name)
 
 
-def _paths(forward: Sequence[Node], readers: Mapping[Value, Sequence[Node]]) -> list[Path]:
+def _paths(forward: Sequence[Node], readers: Mapping[Value, Sequence[Node]]) -> list[ModulePath]:
     """Return the module of each node of the forward pass."""
     modules = {module_of(node.op.key) for node in forward if isinstance(node.op, ReadVariable)}
-    known: list[Path | None] = [_own(node, modules, readers) for node in forward]
-    after: list[Path] = []
-    following: Path = ()
+    known: list[ModulePath | None] = [_own(node, modules, readers) for node in forward]
+    after: list[ModulePath] = []
+    following: ModulePath = ()
     for path in reversed(known):
         following = following if path is None else path
         after.append(following)
-    result: list[Path] = []
-    before: Path = ()
+    result: list[ModulePath] = []
+    before: ModulePath = ()
     for path, following in zip(known, reversed(after), strict=True):
         before = before if path is None else path
         result.append(_common(before, following) if path is None else path)
     return result
 
 
-def _own(node: Node, modules: set[Path], readers: Mapping[Value, Sequence[Node]]) -> Path | None:
+def _own(node: Node, modules: set[ModulePath], readers: Mapping[Value, Sequence[Node]]) -> ModulePath | None:
     """Return the module that the node's variables or name state, or None."""
     if isinstance(node.op, Input):
         return ()
@@ -102,7 +102,7 @@ def _own(node: Node, modules: set[Path], readers: Mapping[Value, Sequence[Node]]
     return named if named and named in modules else None
 
 
-def module_of(variable: str) -> Path:
+def module_of(variable: str) -> ModulePath:
     """Return the path of the module that owns a variable: all components of its name except the last.
 
     >>> module_of("net.h.0.fc1.weight")
@@ -111,5 +111,5 @@ def module_of(variable: str) -> Path:
     return tuple(part for part in re.split(r"[./-]", variable)[:-1] if part)
 
 
-def _common(a: Path, b: Path) -> Path:
+def _common(a: ModulePath, b: ModulePath) -> ModulePath:
     return tuple(part for part, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

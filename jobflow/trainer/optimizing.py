@@ -43,7 +43,7 @@ from jobflow.trainer.config.optimizer_schema import (
 from jobflow.trainer.configured_rates import FACTOR, OfFunction
 from jobflow.trainer.configured_rates import OneCycle as OneCycleRates
 from jobflow.trainer.parameter_groups import Choice, choice_of
-from jobflow.trainer.step_extensions import StepExtension, extended
+from jobflow.trainer.step_extensions import StepExtension, add_operations
 
 #: initial loss scale with float16; each overflow of a gradient reduces the scale and skips a step
 FIRST_SCALE = 2.0**15
@@ -178,7 +178,7 @@ class GroupedOptimizer(Minimizer):
         for choice, own in groups.items():
             rule, schedule = rule_of(self.options, choice.weight_decay), schedule_from(self.options, self.steps, choice.lr)
             new.update(updated(own, partial(_same, rule), partial(_rate, schedule, step, factors), step, slots))
-        extended(self.extensions, unclipped, new, step, slots)
+        add_operations(self.extensions, unclipped, new, step, slots)
         return new
 
 

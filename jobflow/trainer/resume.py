@@ -190,10 +190,10 @@ def check_samples(session: Session, samples: Mapping[str, Samples | Stream]) -> 
     read = {f"data.{name}": one for name, one in samples.items() if isinstance(one, Samples)}
     check_alike(session, {name: one.fingerprint for name, one in read.items()})
     if session.start().map.count > 1:
-        check_alike(session, {name: sampled(one) for name, one in read.items()})
+        check_alike(session, {name: content_hash(one) for name, one in read.items()})
 
 
-def sampled(samples: Samples, count: int = 16) -> str:
+def content_hash(samples: Samples, count: int = 16) -> str:
     """Return a hash of `count` evenly spaced samples, which reveals files with different content on the nodes of a job."""
     last = len(samples) - 1
     rows = samples.read(sorted({i * last // (count - 1) for i in range(count)})) if last >= 0 else {}

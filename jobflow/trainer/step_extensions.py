@@ -35,7 +35,7 @@ class StepExtension(Callback):
         raise NotImplementedError
 
 
-def extended(extensions: Sequence[StepExtension], parameters: Sequence[Parameter], new: dict[str, Value], step: Value, slots: Slots) -> None:
+def add_operations(extensions: Sequence[StepExtension], parameters: Sequence[Parameter], new: dict[str, Value], step: Value, slots: Slots) -> None:
     """Add the variables of all extensions to `new`; raise ConfigError if two extensions write the same variable."""
     for extension in extensions:
         values = extension.operations(parameters, new, step, slots)

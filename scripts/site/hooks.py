@@ -62,10 +62,10 @@ def on_page_markdown(markdown: str, page: Any, **options: Any) -> str:
     if page.file.src_uri.startswith(("internals/", "repository/")):
         page.meta.setdefault("search", {"boost": 0.3})
 
-    def led(match: re.Match[str]) -> str:
+    def link_to_site(match: re.Match[str]) -> str:
         path = outside(page.file.src_uri, match[2])
         if path is None:  # a page of docs/, or a folder of the repository, which is shown as text
             return match[1][1:-1] if is_folder(page.file.src_uri, match[2]) else match[0]
         return f"{match[1]}({os.path.relpath(site_path(path), posixpath.dirname(page.file.src_uri) or '.')}{match[3] or ''})"
 
-    return LINK.sub(led, markdown)
+    return LINK.sub(link_to_site, markdown)

@@ -69,14 +69,14 @@ OUTSIDE = "is not the name of a file in this folder"
         ("\x80", "is not an index of safetensors files"),
     ],
 )
-def test_other_indices_raise(index: Any, message: str, tmp_path: Path) -> None:
+def test_an_invalid_index_raises(index: Any, message: str, tmp_path: Path) -> None:
     path = write(tmp_path, index=index)
     with pytest.raises(CheckpointError, match=message) as raised:
         open_any(path)
     assert str(raised.value).startswith(str(path))
 
 
-def test_files_that_do_not_fit_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_differ_from_the_index_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, {"1.safetensors": ["a.weight", "a.bias"], "2.safetensors": ["a.bias", "b.weight"]})
     with pytest.raises(CheckpointError, match=r'tensor "a\.bias" is in 1\.safetensors and in 2\.safetensors; keep one of them'):
         open_any(path)

@@ -112,7 +112,7 @@ def test_the_command_writes_a_tokenizer_of_a_folder(folder: Path, tmp_path: Path
         ({"path": "{folder}/empty.txt"}, DataError, "there is no text in"),
     ],
 )
-def test_training_refuses_odd_requests(change: dict[str, Any], error: Any, message: str, folder: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_raise(change: dict[str, Any], error: Any, message: str, folder: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.touch()
     options = {"path": str(folder / "a.txt"), "output": str(tmp_path / "new.json"), "size": 300} | change

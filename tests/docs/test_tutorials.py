@@ -69,8 +69,8 @@ def test_commands_have_these_options() -> None:
         ("step 3, ..., mae 1.5", "step 3, 0:01, r2 0.3, mae 16", False),
     ],
 )
-def test_output_agrees_within_the_precision_of_a_training(shown: str, printed: str, equal: bool) -> None:
-    assert tutorials.agrees(shown, printed) is equal
+def test_output_matches_within_the_precision_of_a_training(shown: str, printed: str, equal: bool) -> None:
+    assert tutorials.matches(shown, printed) is equal
 
 
 def processor_seconds() -> float:
@@ -91,7 +91,7 @@ def follow(steps: list[Action], folder: Path) -> float:
         where = {"cwd": folder, "env": environment(HOME=str(folder)), "text": True, "timeout": 3 * MOST}
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **where)
         assert (done.returncode != 0) is step.fails, f"{step}\n{step.text}\n{done.stdout}"
-        assert step.output is None or tutorials.agrees(step.output, done.stdout, about=step.about), (
+        assert step.output is None or tutorials.matches(step.output, done.stdout, about=step.about), (
             f"{step}: the page shows other output than\n{done.stdout}"
         )
     return processor_seconds() - start

@@ -90,22 +90,24 @@ def lines_of(script: str) -> list[str]:
     return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in text.splitlines()) if line and not line.startswith("#")]
 
 
-def agrees(shown: str, printed: str, *, about: bool = False) -> bool:
+def matches(shown: str, printed: str, *, about: bool = False) -> bool:
     """Return True if the output has the shown lines in order; `...` is any text, and a line of it any lines.
 
     A long line may be wrapped.
     """
     expected, lines = shown.rstrip().splitlines(), printed.rstrip().splitlines()
-    return _agree(expected, lines, about)
+    return _match_lines(expected, lines, about)
 
 
-def _agree(expected: list[str], lines: list[str], about: bool) -> bool:
+def _match_lines(expected: list[str], lines: list[str], about: bool) -> bool:
     if not expected:
         return not lines
     if expected[0].strip() == ANY:
-        return any(_agree(expected[1:], lines[start:], about) for start in range(len(lines) + 1))
+        return any(_match_lines(expected[1:], lines[start:], about) for start in range(len(lines) + 1))
     wrapped = (" ".join([expected[0], *map(str.strip, expected[1:count])]) for count in range(1, min(LONGEST, len(expected)) + 1))
-    return bool(lines) and any(same(line, lines[0], about) and _agree(expected[count:], lines[1:], about) for count, line in enumerate(wrapped, 1))
+    return bool(lines) and any(
+        same(line, lines[0], about) and _match_lines(expected[count:], lines[1:], about) for count, line in enumerate(wrapped, 1)
+    )
 
 
 def same(shown: str, printed: str, about: bool = False) -> bool:

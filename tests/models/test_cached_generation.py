@@ -101,7 +101,7 @@ def test_a_cache_that_is_full_raises_and_keeps_its_content() -> None:
         np.testing.assert_allclose(model(flow.tensor([[4]]), cache=cache).numpy(), expected, atol=1e-12)
 
 
-def test_wrong_calls_are_named() -> None:
+def test_invalid_calls_raise_with_the_values() -> None:
     model = model_of(GPT)
     one = flow.tensor([[1]])
     q = flow.zeros(1, 4, 1, 2)

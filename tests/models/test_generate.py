@@ -1,4 +1,4 @@
-"""Text from scores: what is sampled, how often, and what the model is shown."""
+"""Text from scores: sampling, the frequencies of tokens, and the input of the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from jobflow.core.errors import ArgumentError
 from jobflow.models.generation.decoding import tokens_after
-from jobflow.models.generation.token_sampling import sampled
+from jobflow.models.generation.token_sampling import sample_token
 from jobflow.trainer.predict import before_stop
 
 
@@ -44,27 +44,27 @@ def test_the_model_sees_the_last_tokens_in_windows_of_one_length() -> None:
 
 def test_shares_of_a_draw_are_the_probabilities() -> None:
     scores = np.log(np.array([1, 2, 3, 4], np.float32))
-    counts = np.bincount([sampled(scores, 1.0, 0, share) for share in (np.arange(1000) + 0.5) / 1000], minlength=4)
+    counts = np.bincount([sample_token(scores, 1.0, 0, share) for share in (np.arange(1000) + 0.5) / 1000], minlength=4)
     np.testing.assert_array_equal(counts, [100, 200, 300, 400])
-    sharper = np.bincount([sampled(scores, 0.5, 0, share) for share in (np.arange(3000) + 0.5) / 3000], minlength=4)
+    sharper = np.bincount([sample_token(scores, 0.5, 0, share) for share in (np.arange(3000) + 0.5) / 3000], minlength=4)
     np.testing.assert_array_equal(sharper, [100, 400, 900, 1600])
 
 
 def test_top_k_leaves_the_best() -> None:
     scores = np.log(np.array([3, 1, 4, 2], np.float32))
-    counts = np.bincount([sampled(scores, 1.0, 2, share) for share in (np.arange(700) + 0.5) / 700], minlength=4)
+    counts = np.bincount([sample_token(scores, 1.0, 2, share) for share in (np.arange(700) + 0.5) / 700], minlength=4)
     np.testing.assert_array_equal(counts, [300, 0, 400, 0])
-    assert {sampled(scores, 1.0, 1, share) for share in np.linspace(0, 0.999, 7)} == {2}
-    assert sampled(scores, 0.0, 0, 0.999) == 2
+    assert {sample_token(scores, 1.0, 1, share) for share in np.linspace(0, 0.999, 7)} == {2}
+    assert sample_token(scores, 0.0, 0, 0.999) == 2
 
 
 def test_top_p_keeps_the_most_likely_tokens_up_to_a_probability() -> None:
     scores = np.log(np.array([3, 1, 4, 2], np.float32))
     for top_p, weights in ((0.39, [0, 0, 7, 0]), (0.41, [3, 0, 4, 0]), (0.69, [3, 0, 4, 0]), (0.71, [3, 0, 4, 2]), (1.0, [3, 1, 4, 2])):
         count = 100 * sum(weights)
-        drawn = np.bincount([sampled(scores, 1.0, 0, share, top_p) for share in (np.arange(count) + 0.5) / count], minlength=4)
+        drawn = np.bincount([sample_token(scores, 1.0, 0, share, top_p) for share in (np.arange(count) + 0.5) / count], minlength=4)
         np.testing.assert_array_equal(drawn, [100 * weight for weight in weights])
-    assert {sampled(scores, 1.0, 2, share, 0.5) for share in (0.0, 0.5, 0.99)} == {2}  # of the two best, 4 / 7 is the best one
+    assert {sample_token(scores, 1.0, 2, share, 0.5) for share in (0.0, 0.5, 0.99)} == {2}  # of the two best, 4 / 7 is the best one
 
 
 def test_a_stop_token_ends_the_continuation() -> None:
@@ -90,9 +90,9 @@ def test_texts_end_before_a_stop_text(pieces: Sequence[str], stop: list[str], ex
 
 def test_ends_of_the_draw_are_tokens_that_can_be() -> None:
     scores = np.array([-np.inf, 0.0, 0.0, -np.inf])
-    assert sampled(scores, 1.0, 0, 0.0) == 1
-    assert sampled(scores, 1.0, 0, np.nextafter(1.0, 0.0)) == 2
-    assert sampled(np.array([1e30, 0.0]), 1e-3, 0, 0.5) == 0
+    assert sample_token(scores, 1.0, 0, 0.0) == 1
+    assert sample_token(scores, 1.0, 0, np.nextafter(1.0, 0.0)) == 2
+    assert sample_token(np.array([1e30, 0.0]), 1e-3, 0, 0.5) == 0
 
 
 def test_a_text_is_a_function_of_its_seed() -> None:

@@ -76,7 +76,7 @@ def test_a_module_learns(name: str) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_wrong_sizes_are_named() -> None:
+def test_invalid_sizes_raise_with_the_values() -> None:
     with pytest.raises(ArgumentError, match="patch 3 must divide size 8"):
         models.ViT(size=8, patch=3)
     with pytest.raises(ArgumentError, match=r'stem must be "small" \(3x3\) or "large" \(7x7 and pooling\), not .wide'):

@@ -137,7 +137,7 @@ def test_files_give_the_scores_of_their_model(names: str, tmp_path: Path) -> Non
     np.testing.assert_allclose(model(flow.tensor(TOKENS)).detach().numpy(), [scores(drawn, row) for row in TOKENS], rtol=1e-9, atol=1e-9)
 
 
-def test_prefixes_of_gpt2_and_tied_llamas() -> None:
+def test_prefixes_and_tied_embeddings_are_loaded() -> None:
     drawn = gpt2_weights()
     plain, prefixed = (models.renamed_weights({f"{prefix}{name}": array for name, array in drawn.items()}, "gpt2") for prefix in ("", "transformer."))
     assert plain.keys() == prefixed.keys() == models.GPT(**ARGUMENTS["gpt2"]).state_dict().keys()

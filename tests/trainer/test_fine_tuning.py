@@ -149,7 +149,7 @@ def test_kinds_of_sources(kind: str, bases: dict[str, Path], tmp_path: Path) -> 
     assert ("net/head.weight (float16)" in before(recorder)) == (kind == "half")
 
 
-def test_a_folder_of_several_safetensors_files_and_its_dry_run(bases: dict[str, Path], tmp_path: Path) -> None:
+def test_a_folder_of_safetensors_files_is_loaded_and_shown_by_dry_run(bases: dict[str, Path], tmp_path: Path) -> None:
     folder, entries = tmp_path / "llama", {}
     folder.mkdir()
     for number, part in enumerate(("backbone.*[!m]", "head.*[!m]")):

@@ -86,7 +86,7 @@ def test_a_run_is_one_output_of_a_cell(
 
 
 @pytest.mark.parametrize(("kernel", "progress"), [(None, "auto"), ("kernel", "plain"), pytest.param("kernel", "none", marks=pytest.mark.full)])
-def test_other_outputs_are_plain(
+def test_progress_is_text_outside_of_notebooks(
     file: Path, tmp_path: Path, start_shell: Callable[[Any], Shell], capsys: pytest.CaptureFixture[str], kernel: Any, progress: str
 ) -> None:
     shell = start_shell(kernel)

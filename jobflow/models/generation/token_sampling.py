@@ -44,10 +44,10 @@ class Sampling:
 
     def next(self, scores: Array, random: np.random.Generator) -> int:
         """Return the next token for scores [words]; each call takes one number from `random`."""
-        return sampled(scores, self.temperature, self.top_k, random.random(), self.top_p)
+        return sample_token(scores, self.temperature, self.top_k, random.random(), self.top_p)
 
 
-def sampled(scores: Array, temperature: float, top_k: int, share: float, top_p: float = 1.0) -> int:
+def sample_token(scores: Array, temperature: float, top_k: int, share: float, top_p: float = 1.0) -> int:
     """Return the first token whose cumulative probability exceeds the number `share` in [0, 1).
 
     The probabilities are softmax(scores / temperature) over the `top_k` best tokens, or over all tokens for 0.  Of these, only the most likely tokens

@@ -10,11 +10,11 @@
   const clamp = (v, low, high) => Math.min(high, Math.max(low, v));
 
   function element(name, parent, attributes = {}, text = "") {
-    const made = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.textContent = text;
-    parent.append(made);
-    return made;
+    const node = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    node.textContent = text;
+    parent.append(node);
+    return node;
   }
 
   // the centred mean over a share of the points in percent; the window shrinks near both ends
@@ -76,9 +76,9 @@
     buttons(caption) {
       const tools = element("span", caption, { class: "tools live" });
       const button = (text, label, action) => {
-        const made = element("button", tools, { type: "button", "aria-label": `${label}: ${this.spec.title}`, title: label }, text);
-        made.addEventListener("click", () => action(made));
-        return made;
+        const node = element("button", tools, { type: "button", "aria-label": `${label}: ${this.spec.title}`, title: label }, text);
+        node.addEventListener("click", () => action(node));
+        return node;
       };
       const log = button("log", "logarithmic scale", () => {
         this.log = !this.log;
@@ -246,9 +246,9 @@
       const { plot, tip } = this;
       const at = plot.valToPos;
       const steps = new Set(rows.map(([curve, i]) => curve.x[i]));
-      const said = steps.size === 1 ? [...steps][0] : Math.round(this.step);
+      const shownStep = steps.size === 1 ? [...steps][0] : Math.round(this.step);
       tip.replaceChildren();
-      element("b", tip, {}, `step ${said.toLocaleString("en")}`);
+      element("b", tip, {}, `step ${shownStep.toLocaleString("en")}`);
       for (const [curve, i] of rows.slice(0, ROWS)) {
         const row = element("div", tip);
         element("i", row).style.background = curve.colour;
@@ -302,13 +302,13 @@
       }
     }
     const slider = root.querySelector(".smoothing");
-    const told = () => (slider.nextElementSibling.textContent = group.smoothing ? `${group.smoothing} %` : "none");
+    const showSmoothing = () => (slider.nextElementSibling.textContent = group.smoothing ? `${group.smoothing} %` : "none");
     slider?.addEventListener("input", () => {
       group.smoothing = Number(slider.value);
-      told();
+      showSmoothing();
       build();
     });
-    if (slider) told();
+    if (slider) showSmoothing();
     build();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", build);
     new ResizeObserver(() => plots.forEach((plot) => plot.resize())).observe(root);
