@@ -32,10 +32,10 @@ def train_tokenizer(path: str | None, output: str, size: int = 8000, *, pattern:
     """
     tokenizers = optional("tokenizers", WHAT)
     if size <= BYTES:
-        raise ArgumentError(f"tokenizer: a vocabulary of {size} tokens must have more than the {BYTES} bytes; pass a larger size")
+        raise ArgumentError(f"tokenizer: size is {size}; pass at least {BYTES + 1}, because the {BYTES} bytes are tokens")
     target = Path(output)
     if target.exists() and not replace:
-        raise FileError(f"tokenizer: {target} already exists; pass another name, or --force to replace it")
+        raise FileError(f"tokenizer: {target} already exists; pass another name, or replace=True (--force) to replace it")
     counts = {"files": 0, "characters": 0}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

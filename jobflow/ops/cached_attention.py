@@ -35,9 +35,17 @@ class CachedAttention(Op):
     def infer(self, q: TensorType, k: TensorType, v: TensorType, keys: TensorType, values: TensorType, rows: TensorType) -> TensorType:
         check_rows("cached_attention", keys, k, rows)
         check_rows("cached_attention", values, v, rows)
-        same = q.ndim == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2] and q.shape[3] == k.shape[3] and k.shape[2] == v.shape[2]
-        if not same or q.shape[2] % max(k.shape[2], 1):
-            raise ShapeError(f"cached_attention: queries {q}, keys {k} and values {v} differ in batch, heads, tokens or size")
+        if q.ndim != 4:
+            raise ShapeError(f"cached_attention: queries are {q}; pass [batch, heads, groups * tokens, size]")
+        axes = {
+            "batch": q.shape[0] == k.shape[0] == v.shape[0],
+            "heads": q.shape[1] == k.shape[1] == v.shape[1],
+            "tokens": k.shape[2] == v.shape[2] and q.shape[2] % max(k.shape[2], 1) == 0,
+            "size": q.shape[3] == k.shape[3],
+        }
+        if differing := [name for name, fits in axes.items() if not fits]:
+            what = f"queries {q}, keys {k} and values {v} differ in {' and '.join(differing)}"
+            raise ShapeError(f"cached_attention: {what}; pass equal axes, and queries of a multiple of the tokens")
         if not q.dtype.is_float or len({q.dtype, k.dtype, v.dtype}) > 1:
             raise DtypeError(f"cached_attention: queries {q}, keys {k} and values {v} are not of one floating point type; cast them")
         return TensorType((*q.shape[:3], v.shape[3]), q.dtype)
@@ -112,8 +120,10 @@ def check_rows(what: str, cache: TensorType, new: TensorType, rows: TensorType) 
     fits = cache.ndim == new.ndim == 4 and cache.shape[:2] == new.shape[:2] and cache.shape[3] == new.shape[3]
     if not fits or new.shape[2] > cache.shape[2] or rows.shape != cache.shape[:1]:
         raise ShapeError(
-            f"{what}: a cache {cache} needs new rows [batch, heads, new, size] of its batch, heads and size, at most {cache.shape[2:3]} of them, and "
-            f"a number of rows per sample; got {new} and {rows}"
+            f"{what}: new rows {new} and their numbers {rows} do not fit the cache {cache}; pass rows [batch, heads, new, size] with its batch, "
+            f"heads and size, at most its length, and one number per sample"
         )
     if cache.dtype is not new.dtype or not rows.dtype.is_integer:
-        raise DtypeError(f"{what}: a cache {cache} needs new rows of its type and integer numbers of rows; got {new} and {rows}")
+        raise DtypeError(
+            f"{what}: new rows {new} and their numbers {rows} do not fit the type of the cache {cache}; cast the rows to it, and the numbers to int64"
+        )

@@ -71,7 +71,7 @@ class Prepare:
 
 
 @dataclass(frozen=True)
-class Sees:
+class PathExists:
     """A command that returns True if a path exists on the node of the rank; it waits for network file systems."""
 
     path: Path

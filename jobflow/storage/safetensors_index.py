@@ -24,7 +24,8 @@ def read_index(path: AnyPath) -> dict[str, tuple[AnyPath, TensorInfo]]:
     """Return the file and the type of each tensor of an index; raise CheckpointError if the index and the files differ."""
     shards = _shards(path)
     if lost := [name for name in shards if not (path.parent / name).exists()]:
-        raise CheckpointError(f"{path}: {counted(len(lost), 'file')} of {len(shards)} missing, such as {lost[0]}; copy the complete folder")
+        missing = f"{len(lost)} of {counted(len(shards), 'file')} {'is' if len(lost) == 1 else 'are'}"
+        raise CheckpointError(f"{path}: {missing} missing, such as {lost[0]}; copy the complete folder")
     tensors: dict[str, tuple[AnyPath, TensorInfo]] = {}
     for shard, names in shards.items():
         infos = read_header(path.parent / shard)
@@ -55,7 +56,7 @@ def _shards(path: AnyPath) -> dict[str, set[str]]:
         for name, shard in entries.items():
             shards.setdefault(_shard_name(shard), set()).add(name)
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
+        raise CheckpointError(f"there is no index {path}; correct the path, or copy the folder again") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not an index of safetensors files: {error}; copy it again") from None
     return shards

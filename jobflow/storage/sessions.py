@@ -155,7 +155,7 @@ def save(
     draft: Draft | CheckpointError = world.call(ranks.Prepare(target, replace))[0]
     if isinstance(draft, CheckpointError):
         raise CheckpointError(f"{draft}{where}")
-    if isinstance(draft.folder, Path) and (reason := unseen(world, draft.folder)):
+    if isinstance(draft.folder, Path) and (reason := missing_on(world, draft.folder)):
         world.call(ranks.Discard(draft))
         raise CheckpointError(f"checkpoint {target} could not be saved, and nothing was changed: {reason}{where}")
     boxes = assign_boxes(session.variables, world.size)
@@ -194,16 +194,18 @@ def _shared_path(path: Where, world: World, what: str) -> AnyPath:
     return location
 
 
-def unseen(world: World, path: Path) -> str:
-    """Return the reason that some nodes do not see a path that rank 0 has created; "" if all do.  Collective."""
+def missing_on(world: World, path: Path) -> str:
+    """Return the message that a path, which rank 0 has created, is missing on some nodes; "" if it is on all nodes.  Collective."""
     places = world.map
     if places.count == 1:
         return ""
-    lacking = [rank for rank, sees in enumerate(world.call(ranks.Sees(path))) if not sees]
-    nodes = ", ".join(places.node_text(first) for first in dict.fromkeys(places.nodes[rank] for rank in lacking))
+    without = [rank for rank, exists in enumerate(world.call(ranks.PathExists(path))) if not exists]
+    nodes = ", ".join(places.node_text(first) for first in dict.fromkeys(places.nodes[rank] for rank in without))
     if not nodes:
         return ""
-    return f"{places.node_text(0)} has created {path}, but {nodes} does not see it; use a directory that all nodes share, or a store such as s3://"
+    return (
+        f"{places.node_text(0)} has created {path}, which is not visible on {nodes}; use a directory that all nodes share, or a store such as s3://"
+    )
 
 
 def described(session: Session) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from jobflow.core.errors import ConfigError, counted
+from jobflow.core.errors import ConfigError, counted, user_line
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.stopping import Early
 from jobflow.trainer.training_run import EvaluationReport, Stopped, TrainingRun
@@ -23,7 +23,9 @@ class EarlyStopping(Callback):
     def __init__(self, metric: str = "validation/loss", mode: str = "min", patience: int = 1, min_delta: float = 0.0) -> None:
         check_mode("EarlyStopping", mode)
         if patience < 1 or min_delta < 0:
-            raise ConfigError(f"EarlyStopping: patience {patience}, min_delta {min_delta:g}; pass 1 or more evaluations, and a change of 0 or more")
+            raise ConfigError(
+                f"EarlyStopping at {user_line()}: patience {patience}, min_delta {min_delta:g}; pass 1 or more evaluations, and a change of 0 or more"
+            )
         self.early = Early(metric, mode, patience, min_delta)
 
     def on_start(self, run: TrainingRun) -> None:
@@ -50,4 +52,4 @@ class EarlyStopping(Callback):
 def check_mode(name: str, mode: str) -> None:
     """Raise ConfigError unless `mode` is "min" or "max"."""
     if mode not in ("min", "max"):
-        raise ConfigError(f'{name}: mode is {mode!r}; pass "min" if smaller values are better, or "max"')
+        raise ConfigError(f'{name} at {user_line()}: mode is {mode!r}; pass "min" if smaller values are better, or "max"')

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from jobflow.core.errors import ConfigError
+from jobflow.core.errors import ConfigError, user_line
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.metrics import step_record
 from jobflow.trainer.training_run import AGAIN, DONE, INTERRUPTED, EvaluationReport, Outcome, StepReport, TrainingRun
@@ -23,7 +23,7 @@ class ExperimentLogger(Callback, ABC):
 
     def __init__(self, every: int = 10) -> None:
         if every < 1:
-            raise ConfigError(f"{type(self).__name__}: every is {every}; pass a number of steps, 1 or more")
+            raise ConfigError(f"{type(self).__name__} at {user_line()}: every is {every}; pass a number of steps, 1 or more")
         self.every = every
         #: the id of the run in the other program, which a resumed run continues
         self.run_id: str | None = None

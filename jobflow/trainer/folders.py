@@ -55,7 +55,7 @@ def _check_shared(session: Session, source: object, path: Path) -> None:
     probe = together(session, lambda: path.resolve() / f".shared.{uuid4().hex}")
     try:
         together(session, partial(without_failure, probe.touch, path))
-        if reason := sessions.unseen(session.start(), probe):
+        if reason := sessions.missing_on(session.start(), probe):
             raise ConfigError(f"{source}: checkpoint.directory: {reason}")
     finally:
         if session.writes_files:

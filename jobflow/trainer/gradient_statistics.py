@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import ConfigError
+from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.filters import matches
 from jobflow.core.layout import Placement
 from jobflow.core.types import TensorType, float32
@@ -45,7 +45,7 @@ class GradientStatistics(StepExtension):
 
     def __init__(self, every: int = 10, parameters: Sequence[str] = ("*",)) -> None:
         if every < 1:
-            raise ConfigError(f"GradientStatistics: every is {every}; pass a number of steps, 1 or more")
+            raise ConfigError(f"GradientStatistics at {user_line()}: every is {every}; pass a number of steps, 1 or more")
         self.every, self.parameters = every, [parameters] if isinstance(parameters, str) else list(parameters)
         #: {name of a variable: names of its rows}, and the number of elements of each parameter
         self._tables: dict[str, list[str]] = {}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import CheckpointError, ConfigError
+from jobflow.core.errors import CheckpointError, ConfigError, user_line
 from jobflow.core.types import Array
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Value
@@ -36,7 +36,8 @@ class ParameterAverage(StepExtension):
 
     def __init__(self, decay: float = 0.999, start: int = 0) -> None:
         if not 0 < decay < 1 or start < 0:
-            raise ConfigError(f"ParameterAverage: decay {decay:g}, start {start}; pass a decay between 0 and 1, and a start of 0 or more steps")
+            values = f"decay {decay:g}, start {start}"
+            raise ConfigError(f"ParameterAverage at {user_line()}: {values}; pass a decay between 0 and 1, and a start of 0 or more steps")
         self.decay, self.start = decay, start
 
     def operations(self, parameters: Sequence[Parameter], new: Mapping[str, Value], step: Value, slots: Slots) -> dict[str, Value]:

@@ -19,7 +19,7 @@ from jobflow.data.readers import READERS, is_table, open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
 from jobflow.models.generation.decoding import Reader, WindowReader, continued
-from jobflow.models.generation.token_sampling import Sampling
+from jobflow.models.generation.token_sampling import Sampling, call_text
 from jobflow.storage.remote import AnyPath, path_of
 from jobflow.trainer.class_names import classes_of, labels_of
 from jobflow.trainer.config import Loaded, TrainConfig
@@ -240,7 +240,7 @@ def generate(
     """
     config = loaded.config
     if not all(stop):
-        raise ArgumentError("generating text: a text of stop is empty; pass at least one character")
+        raise ArgumentError(f"{call_text()}: a text of stop is empty; pass at least one character")
     if not is_of_text(config):
         raise ConfigError(
             f"data.train.reader is {config.data.train.reader}, but only models that were trained on text can continue a prompt; pass --input"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.core.errors import ConfigError, did_you_mean_or
+from jobflow.core.errors import ConfigError, counted, did_you_mean_or, user_line
 from jobflow.core.types import Array
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
 from jobflow.models.generation.decoding import tokens_after
@@ -53,7 +53,8 @@ class TextSamples(PeriodicSamples):
     ) -> None:
         self.prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not self.prompts or count < 1 or every < 1:
-            raise ConfigError(f"TextSamples: {len(self.prompts)} prompts, count {count}, every {every}; pass a prompt, and numbers of 1 or more")
+            values = f"{counted(len(self.prompts), 'prompt')}, count {count}, every {every}"
+            raise ConfigError(f"TextSamples at {user_line()}: {values}; pass a prompt, and numbers of 1 or more")
         super().__init__(count, every)
         self.options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         self.seed = seed
@@ -93,7 +94,7 @@ class ImageSamples(PeriodicSamples):
 
     def __init__(self, count: int = 16, show: str | None = None, every: int = 1) -> None:
         if count < 1 or every < 1:
-            raise ConfigError(f"ImageSamples: count {count}, every {every}; pass numbers of 1 or more")
+            raise ConfigError(f"ImageSamples at {user_line()}: count {count}, every {every}; pass numbers of 1 or more")
         super().__init__(count, every)
         self.show = show
 

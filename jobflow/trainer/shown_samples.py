@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jobflow.core.errors import user_line
 from jobflow.core.extras import optional
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
@@ -69,8 +70,8 @@ def _picture(name: str, array: Array) -> Array:
     """Return uint8 [height, width] or [height, width, 3] for an image, or for a sheet of several images."""
     if array.ndim not in (2, 3, 4) or array.dtype.kind not in "uifb" or 0 in array.shape:
         raise CallbackError(
-            f'run.show: the sample "{name}" is {array.dtype}{list(array.shape)}; pass a text, an image [height, width] or [height, width, 3], '
-            f"or images [count, height, width, 3]"
+            f'run.show at {user_line()}: the sample "{name}" is {array.dtype}{list(array.shape)}; pass a text, an image [height, width] or '
+            f"[height, width, 3], or images [count, height, width, 3]"
         )
     if array.dtype != np.uint8:
         scale = 255.0 if array.dtype.kind in "fb" else 1.0  # floats and bools are from 0 to 1
@@ -82,7 +83,7 @@ def _picture(name: str, array: Array) -> Array:
     if array.shape[-1] not in (1, 3) and array.shape[1] in (1, 3):
         array = array.transpose(0, 2, 3, 1)
     if array.shape[-1] not in (1, 3):
-        raise CallbackError(f'run.show: the images "{name}" have {array.shape[-1]} channels; pass images with 1 or 3 channels')
+        raise CallbackError(f'run.show at {user_line()}: the images "{name}" have {array.shape[-1]} channels; pass images with 1 or 3 channels')
     sheet = _sheet(array[:MOST_PICTURES])
     step = -(-max(sheet.shape[:2]) // MOST_PIXELS)
     sheet = sheet[::step, ::step]

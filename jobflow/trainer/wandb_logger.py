@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import psutil
 
-from jobflow.core.errors import ConfigError
+from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.extras import optional
 from jobflow.trainer.experiment_logger import ExperimentLogger, parameters_of
 from jobflow.trainer.training_run import TrainingRun
@@ -30,7 +30,7 @@ class WandB(ExperimentLogger):
     def __init__(self, project: str | None = None, name: str | None = None, mode: str | None = None, every: int = 10) -> None:
         super().__init__(every)
         if mode is not None and mode not in MODES:
-            raise ConfigError(f"WandB: mode is {mode!r}; pass one of {', '.join(MODES)}")
+            raise ConfigError(f"WandB at {user_line()}: mode is {mode!r}; pass one of {', '.join(MODES)}")
         self._project, self._name, self._mode = project, name, mode
         self._run: Any = None
         self._helpers: list[psutil.Process] = []

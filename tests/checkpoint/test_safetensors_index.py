@@ -53,7 +53,7 @@ OUTSIDE = "is not the name of a file in this folder"
         (mapped(c=".."), OUTSIDE),
         (mapped(c=7), OUTSIDE),
         (mapped(c="code.bin"), "'code.bin' is not a .safetensors file"),
-        (mapped(c="model-3.safetensors"), r"1 file of 3 missing, such as model-3\.safetensors; copy the complete folder"),
+        (mapped(c="model-3.safetensors"), r"1 of 3 files is missing, such as model-3\.safetensors; copy the complete folder"),
         (mapped(**{"a.wieght": next(iter(FILES))}), 'model-00001-of-00002.safetensors has no tensor "a.wieght"; did you mean "a.weight"'),
         (
             {"weight_map": {name: file for name, file in mapped()["weight_map"].items() if name != "a.bias"}},

@@ -98,14 +98,14 @@ def test_the_command_writes_a_tokenizer_of_a_folder(folder: Path, tmp_path: Path
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert f"from {len(TEXT):,} characters of 1 file" in printed and "(50,000 need more text)" in printed
-    assert main(command) == 1 and "already exists; pass another name, or --force to replace it" in capsys.readouterr().err
+    assert main(command) == 1 and "already exists; pass another name, or replace=True (--force) to replace it" in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"size": 256}, ArgumentError, "a vocabulary of 256 tokens must have more than the 256 bytes"),
+        ({"size": 256}, ArgumentError, "tokenizer: size is 256; pass at least 257, because the 256 bytes are tokens"),
         ({"path": "nowhere.txt"}, DataError, "there is no file or folder"),
         ({"output": "{folder}/tokenizer.json"}, FileError, "already exists"),
         ({"output": "{folder}", "replace": True}, CheckpointError, "this path already exists"),

@@ -107,12 +107,12 @@ def test_a_text_is_a_function_of_its_seed() -> None:
     ("prompt", "options", "words"),
     (
         (b"", {}, "the prompt is empty"),
-        (b"a", {"temperature": -1.0}, "temperature -1.0"),
-        (b"a", {"temperature": float("nan")}, "temperature nan"),
+        (b"a", {"temperature": -1.0}, "temperature is -1.0"),
+        (b"a", {"temperature": float("nan")}, "temperature is nan"),
         (b"a", {"top_k": -1}, "top_k -1"),
-        (b"a", {"top_p": 0.0}, "top_p must be more than 0 and at most 1, not 0.0"),
-        (b"a", {"top_p": float("nan")}, "not nan"),
-        (b"a", {"length": 0}, "length at least 1, not 3 and 0"),
+        (b"a", {"top_p": 0.0}, r"generate at test_generate.py:\d+: top_p is 0.0; pass a number above 0 and at most 1"),
+        (b"a", {"top_p": float("nan")}, "top_p is nan"),
+        (b"a", {"length": 0}, "the number of new tokens is 3 and the length 0; pass"),
     ),
 )
 def test_mistakes_are_named(prompt: bytes, options: dict[str, Any], words: str) -> None:

@@ -39,7 +39,7 @@ def test_directories_of_each_node_are_refused_before_the_first_step(way: str, tm
     with two_nodes(tmp_path) as nodes:
         ended = nodes.run(way, 2, training(tmp_path / "run.yaml", f"output={nodes.local / 'run'}"))
     printed = "".join(one.err for one in ended)
-    for text in ("checkpoint.directory: node0 (rank 0) has created", "but node1 (rank 1) does not see it", "a directory that all nodes share"):
+    for text in ("checkpoint.directory: node0 (rank 0) has created", "which is not visible on node1 (rank 1)", "a directory that all nodes share"):
         assert text in printed, ended
     assert "step 1" not in "".join(one.out for one in ended)
     assert max(one.code for one in ended) == 2
@@ -52,7 +52,7 @@ def test_a_save_of_a_program_into_directories_of_each_node_names_the_nodes(tmp_p
         ended = nodes.run("launch", 2, [str(program), str(nodes.local / "model")])
     printed = "".join(one.err for one in ended)
     assert "could not be saved, and nothing was changed: node0 (rank 0) has created" in printed, ended
-    assert "but node1 (rank 1) does not see it" in printed, ended
+    assert "which is not visible on node1 (rank 1)" in printed, ended
 
 
 SAVES = """\

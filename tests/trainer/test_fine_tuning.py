@@ -169,7 +169,7 @@ def test_a_folder_of_safetensors_files_is_loaded_and_shown_by_dry_run(bases: dic
     assert escape(before(recorder)) in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     np.testing.assert_array_equal(values(tmp_path / "out", 1)["backbone.0.weight"], values(bases["module"], 2)["backbone.0.weight"])
     (folder / "model-1.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"start_from: .*index\.json: 1 file of 2 missing, such as model-1\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"start_from: .*index\.json: 1 of 2 files is missing, such as model-1\.safetensors"):
         preview(config)
 
 

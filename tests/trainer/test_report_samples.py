@@ -87,7 +87,7 @@ def test_pictures_have_bounded_sizes(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [3, np.zeros((2, 4, 5, 6)), np.array(["a"]), None], ids=["number", "channels", "texts", "None"])
 def test_other_values_are_refused(value: Any, tmp_path: Path) -> None:
-    with pytest.raises(CallbackError, match=r"run.show: .* channels|run.show: the sample"):
+    with pytest.raises(CallbackError, match=r"run.show at test_report_samples.py:\d+: (.* channels|the sample)"):
         write_sample(tmp_path, 1, "own", value)
 
 
@@ -137,7 +137,7 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     for wrong in (lambda: TextSamples([]), lambda: TextSamples(["a"], count=0), lambda: ImageSamples(0)):
-        with pytest.raises(ConfigError, match=r"Samples: .*count .*; pass "):
+        with pytest.raises(ConfigError, match=r"Samples at test_report_samples.py:\d+: .*count .*; pass "):
             wrong()
     file = write_config(tmp_path / "run", CONFIG.replace("steps: 9", "steps: 1"))
     for callback, message in ((TextSamples(["a"]), "use a reader of text"), (ImageSamples(show="y"), 'there is no "y"')):

@@ -163,11 +163,11 @@ def test_early_stopping_in_python_equals_the_key(folder: Path, tmp_path: Path) -
 
 
 WRONG: dict[str, tuple[type[Callback], dict[str, Any], str]] = {
-    "decay": (ParameterAverage, {"decay": 1.0}, "ParameterAverage: decay 1, start 0; pass a decay between 0 and 1"),
-    "every": (GradientStatistics, {"every": 0}, "GradientStatistics: every is 0; pass a number of steps"),
-    "mode": (EarlyStopping, {"mode": "most"}, "EarlyStopping: mode is 'most'; pass \"min\""),
-    "patience": (EarlyStopping, {"patience": 0}, "EarlyStopping: patience 0, min_delta 0; pass 1 or more"),
-    "keep": (BestCheckpoint, {"keep": 0}, "BestCheckpoint: keep is 0; pass the number of checkpoints"),
+    "decay": (ParameterAverage, {"decay": 1.0}, r"ParameterAverage at test_shipped_callbacks.py:\d+: decay 1, start 0; pass a decay between 0 and 1"),
+    "every": (GradientStatistics, {"every": 0}, r"GradientStatistics at test_shipped_callbacks.py:\d+: every is 0; pass a number of steps"),
+    "mode": (EarlyStopping, {"mode": "most"}, r"EarlyStopping at test_shipped_callbacks.py:\d+: mode is 'most'; pass .min."),
+    "patience": (EarlyStopping, {"patience": 0}, r"EarlyStopping at test_shipped_callbacks.py:\d+: patience 0, min_delta 0; pass 1 or more"),
+    "keep": (BestCheckpoint, {"keep": 0}, r"BestCheckpoint at test_shipped_callbacks.py:\d+: keep is 0; pass the number of checkpoints"),
 }
 
 

@@ -77,7 +77,7 @@ def _of_pair(here: MpiProcess, pair: Sequence[int], measure: Any) -> Any:
 
 
 def _directory(here: MpiProcess, places: NodeMap) -> Finding:
-    """Check that all nodes see a file that rank 0 writes to the working directory."""
+    """Check that a file that rank 0 writes to the working directory exists on all nodes."""
     world, rank, folder = here.world, here.control.rank, Path.cwd()
     with ExitStack() as stack:
         name, trouble = "", ""
@@ -88,12 +88,12 @@ def _directory(here: MpiProcess, places: NodeMap) -> Finding:
                 trouble = error.strerror or str(error)
         name, trouble = world.bcast((name, trouble), 0)
         visible = world.allgather(bool(name) and os.path.exists(name))
-    lacking = ", ".join(places.node_text(first) for first in dict.fromkeys(places.nodes[i] for i, sees in enumerate(visible) if not sees))
+    nodes_without = ", ".join(places.node_text(first) for first in dict.fromkeys(places.nodes[i] for i, exists in enumerate(visible) if not exists))
     fix = "set checkpoint.directory to a directory that all nodes share, or to an object store"
     return judged(
         "directory",
         f"{folder}: ",
         (trouble, NOTE, f"rank 0 cannot write there ({trouble})", "change to a directory on a shared disk", ""),
-        (lacking, NOTE, f"{places.hosts[0]} has written a file that {lacking} does not see", fix, ""),
+        (nodes_without, NOTE, f"{places.hosts[0]} has written a file that is not visible on {nodes_without}", fix, ""),
         (True, OK, "all ranks see the files of rank 0", "", ""),
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array
-from jobflow.models.generation.token_sampling import Sampling
+from jobflow.models.generation.token_sampling import Sampling, call_text
 
 #: number of tokens of a prompt that a cached model reads at once
 CHUNK = 64
@@ -114,12 +114,14 @@ def _prompts_read(reader: Reader, windows: Sequence[Sequence[int]]) -> list[Arra
 
 def _check(prompts: Sequence[Sequence[int]], count: int, length: int, sliding: bool) -> None:
     if not prompts or not all(len(prompt) for prompt in prompts):
-        raise ArgumentError("generating text: the prompt is empty; pass at least one token")
+        raise ArgumentError(f"{call_text()}: the prompt is empty; pass at least one token")
     if count < 0 or length < 1:
-        raise ArgumentError(f"generating text: the number of new tokens must be at least 0, and length at least 1, not {count} and {length}")
+        raise ArgumentError(
+            f"{call_text()}: the number of new tokens is {count} and the length {length}; pass 0 or more tokens, and a length of 1 or more"
+        )
     longest = max(map(len, prompts))
     if not sliding and longest + count > length:
         raise ArgumentError(
-            f"generating text: a prompt of {longest} and {count} new tokens exceed the length {length} of the model; pass fewer tokens, or "
+            f"{call_text()}: a prompt of {longest} and {count} new tokens exceed the length {length} of the model; pass fewer tokens, or "
             f"sliding=True to read the last {length} tokens only"
         )

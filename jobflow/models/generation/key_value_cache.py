@@ -13,7 +13,7 @@ from math import sqrt
 from typing import Any, Protocol
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, JobError, ShapeError, counted, user_line
 from jobflow.core.layout import B, Layout, Partial
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import TensorType, int64
@@ -73,7 +73,7 @@ class KeyValueCache(Module):
 
     def __init__(self, batch: int = 1, length: int = 1024, device: Any = None) -> None:
         if batch < 1 or length < 1:
-            raise ArgumentError(f"KeyValueCache at {user_line()}: batch {batch} and length {length} must be at least 1")
+            raise ArgumentError(f"KeyValueCache at {user_line()}: batch is {batch} and length {length}; pass numbers of 1 or more")
         super().__init__()
         self.batch, self.length, self.device = batch, length, device
         self.layers = ModuleList()
@@ -100,7 +100,8 @@ class KeyValueCache(Module):
         """Set the number of tokens per sequence to `counts`; later tokens are forgotten."""
         each = [int(counts)] * self.batch if isinstance(counts, int) else [int(n) for n in counts]
         if len(each) != self.batch or not all(0 <= n <= self.length for n in each):
-            raise ArgumentError(f"rewind at {user_line()}: {each} must be {self.batch} numbers from 0 to the length {self.length} of the cache")
+            valid = f"one number, or {counted(self.batch, 'number')}, from 0 to the length {self.length} of the cache"
+            raise ArgumentError(f"rewind at {user_line()}: the counts are {each}; pass {valid}")
         self.counts.copy_(self._counts(each))
 
     def _counts(self, counts: Sequence[int]) -> Tensor:

@@ -14,8 +14,14 @@ from numbers import Integral
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ArgumentError
+from jobflow.core.errors import NOWHERE, ArgumentError, user_line
 from jobflow.core.types import Array
+
+
+def call_text() -> str:
+    """Return "generate at FILE:LINE" for messages; without a line of the user, as in `jobflow predict`, "generate"."""
+    line = user_line()
+    return "generate" if line == NOWHERE else f"generate at {line}"
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,12 @@ class Sampling:
     def check(self) -> None:
         """Raise ArgumentError for a setting out of its range."""
         if self.top_k < 0 or not self.temperature >= 0:
-            values = f"temperature {self.temperature} and top_k {self.top_k}"
-            raise ArgumentError(f"generating text: temperature and top_k must be at least 0, not {values}")
+            values = f"temperature is {self.temperature} and top_k {self.top_k}"
+            raise ArgumentError(f"{call_text()}: {values}; pass numbers of 0 or more")
         if not 0 < self.top_p <= 1:
-            raise ArgumentError(f"generating text: top_p must be more than 0 and at most 1, not {self.top_p}")
+            raise ArgumentError(f"{call_text()}: top_p is {self.top_p}; pass a number above 0 and at most 1")
         if not isinstance(self.seed, Integral) or self.seed < 0:
-            raise ArgumentError(f"generating text: seed must be an integer of at least 0, not {self.seed!r}")
+            raise ArgumentError(f"{call_text()}: seed is {self.seed!r}; pass an integer of 0 or more")
 
     def stream(self, sequence: int) -> np.random.Generator:
         """Return the random numbers of a sequence of a batch; the first sequence has the numbers of `default_rng(seed)`."""

@@ -44,6 +44,8 @@ from .unauthenticated import WRONG, AuthenticationError, Peer, UnauthenticatedPe
 
 #: seconds after a failure at which remaining ranks of this node get a signal, and at which the service ends
 ENDS = ((0.3, signal.SIGTERM), (0.8, signal.SIGKILL), (1.2, None))
+#: maximum number of ranks whose nodes a message shows
+SHOWN_RANKS = 16
 #: messages of a rank
 _WORDS = {"need": bool, "leave": bool, "failed": str}
 
@@ -317,7 +319,8 @@ class Service:
         """Publish the node of each rank to the MPI libraries, which otherwise compare host names."""
         self.pmi.values[MAPPING] = text = mapping(nodes)
         if not text:
-            self._fail(-1, f"the ranks of {len(set(nodes))} nodes alternate in no regular order; number the ranks of each node consecutively")
+            order = f"{', '.join(map(str, nodes[:SHOWN_RANKS]))}{', ...' if len(nodes) > SHOWN_RANKS else ''}"
+            self._fail(-1, f"the nodes of the ranks have no regular order ({order}); number the ranks of each node consecutively")
 
     def _lost(self, member: Member, silent: bool = False) -> None:
         """Process the end of a rank's connection or process; `silent` is True if its machine no longer answers.
