@@ -270,10 +270,8 @@ def ended_by_silence(text: str) -> None:
         sys.stdout.flush()
     _say_goodbye()
     time.sleep(GRACE if claim is not None else 3 * GRACE)
-    if "PMI_FD" in os.environ:
-        with suppress(OSError):
-            os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=1\n")
-        time.sleep(GRACE)
+    with suppress(OSError):
+        _abort_launcher(1)
     os._exit(1)
 
 
@@ -312,10 +310,16 @@ def abort(launch: Launch, code: int = 1) -> NoReturn:
     if not quiet and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.COMM_WORLD.Abort(code)
     # without MPI, an exit is not enough: MPICH's launcher keeps the others running, and they wait for this rank forever
-    if "PMI_FD" in os.environ:
-        os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)  # PMI-1, the launcher's protocol
-        time.sleep(GRACE)
-    elif launch.launcher != "Open MPI":
+    if not _abort_launcher(code) and launch.launcher != "Open MPI":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)  # launchers end the job after a signal
     os._exit(code)
+
+
+def _abort_launcher(code: int) -> bool:
+    """Request the end of the job from MPICH's launcher, and wait for it; return False without such a launcher."""
+    if "PMI_FD" not in os.environ:
+        return False
+    os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)  # PMI-1, the launcher's protocol
+    time.sleep(GRACE)
+    return True
