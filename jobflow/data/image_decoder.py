@@ -100,21 +100,25 @@ def pillow() -> Any:
 
 
 def decoder_of(
+    what: str,
+    *,
     size: int,
     channels: int,
     resize: int | None,
     crop: str,
     flip: bool,
-    augmentation: Augmentation,
+    rotation: float,
+    colour: float,
+    rand_augment: int,
+    magnitude: int,
     seed: int,
     orientation: bool = True,
 ) -> Decoder:
-    """Return the decoder for arguments of a reader; raise ArgumentError for arguments out of range."""
+    """Return the decoder for arguments of the reader `what`; raise ArgumentError for arguments out of range."""
+    augmentation = Augmentation(rotation, colour, rand_augment, magnitude, what)
     shorter = size if resize is None else resize
     if crop not in ("center", "random") or channels not in MODES:
-        raise ArgumentError(f'{augmentation.what}: crop must be "center" or "random" and channels 1 or 3, not "{crop}" and {channels}')
+        raise ArgumentError(f'{what}: crop must be "center" or "random" and channels 1 or 3, not "{crop}" and {channels}')
     if not 1 <= size <= shorter:
-        raise ArgumentError(
-            f"{augmentation.what}: size {size} must be at least 1 and at most resize {shorter}, the shorter side of an image in pixels"
-        )
+        raise ArgumentError(f"{what}: size {size} must be at least 1 and at most resize {shorter}, the shorter side of an image in pixels")
     return Decoder(size, channels, shorter, orientation, crop == "random", flip, augmentation, philox.key_of(seed, "augmentation"))

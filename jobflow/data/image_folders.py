@@ -10,7 +10,6 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array, float32, int32
-from jobflow.data.augmentation import Augmentation
 from jobflow.data.files import entries_of, fault_of, files_below
 from jobflow.data.image_decoder import decoder_of, pillow
 from jobflow.data.samples import Field, Keep, Samples, Split
@@ -61,8 +60,20 @@ class ImageFolders(Samples):
         pillow()  # a missing package is reported when the reader is opened
         self._copies = dict[RemotePath, Path]()
         self._folder, self._size, self._channels, self.what = path_of(path), size, channels, f"{WHAT}: {path_of(path)}"
-        augmentation = Augmentation(rotation, colour, rand_augment, magnitude, WHAT)
-        self._decoder = decoder_of(size, channels, resize, crop, flip, augmentation, seed, orientation)
+        self._decoder = decoder_of(
+            WHAT,
+            size=size,
+            channels=channels,
+            resize=resize,
+            crop=crop,
+            flip=flip,
+            rotation=rotation,
+            colour=colour,
+            rand_augment=rand_augment,
+            magnitude=magnitude,
+            seed=seed,
+            orientation=orientation,
+        )
         self._check(mean, deviation)
         self._mean, self._deviation = _per_channel(mean or [0.0] * channels), _per_channel(deviation or [1.0] * channels)
         if not self._folder.is_dir():

@@ -14,7 +14,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, counted
 from jobflow.core.extras import optional
 from jobflow.core.types import Array
-from jobflow.data.augmentation import Augmentation
 from jobflow.data.column_rules import Dates, Missing, Scale, moments_of
 from jobflow.data.column_summary import Summary
 from jobflow.data.conversion import fitted, misfit
@@ -106,8 +105,19 @@ class Parquet(Table):
         self._groups = self.row_groups(path_of(path), list(categories or ()))
         if not self._groups:
             raise DataError(f"{self}: there are no rows")
-        augmentation = Augmentation(rotation, colour, rand_augment, magnitude, self.reader)
-        self._decoder = decoder_of(size, channels, resize, crop, flip, augmentation, seed)
+        self._decoder = decoder_of(
+            self.reader,
+            size=size,
+            channels=channels,
+            resize=resize,
+            crop=crop,
+            flip=flip,
+            rotation=rotation,
+            colour=colour,
+            rand_augment=rand_augment,
+            magnitude=magnitude,
+            seed=seed,
+        )
         self._starts = np.array([group.start for group in self._groups])
         self._schema, last = self._groups[0].file.schema_arrow, self._groups[-1]
         #: shapes of list columns by name

@@ -15,7 +15,6 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, did_you_mean
 from jobflow.core.types import Array
-from jobflow.data.augmentation import Augmentation
 from jobflow.data.files import fault_of, files_at
 from jobflow.data.image_decoder import decoder_of
 from jobflow.data.samples import Stream
@@ -73,8 +72,19 @@ class WebDataset(Stream):
         if not isinstance(fields, Mapping) or not fields:
             raise ArgumentError(f"{WHAT}: fields must be a dict of endings by field, such as {{images: jpg, labels: cls}}, not {fields!r}")
         self._endings = {field: _ending(field, ending) for field, ending in fields.items()}
-        augmentation = Augmentation(rotation, colour, rand_augment, magnitude, WHAT)
-        self._decoder = decoder_of(size, channels, resize, crop, flip, augmentation, seed)
+        self._decoder = decoder_of(
+            WHAT,
+            size=size,
+            channels=channels,
+            resize=resize,
+            crop=crop,
+            flip=flip,
+            rotation=rotation,
+            colour=colour,
+            rand_augment=rand_augment,
+            magnitude=magnitude,
+            seed=seed,
+        )
         self._length, self._shuffle, self._seed = length, shuffle, seed
         self._files = files_at(path_of(path), "*.tar", fault)
         first = next(self._samples_of(self._files, 0), None)
