@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import CheckpointError, ConfigError, at_line
+from jobflow.core.errors import CheckpointError, at_line
 from jobflow.core.notices import notice
 from jobflow.data.ahead import Reading
 from jobflow.data.batch import Batch, Position
@@ -34,7 +34,9 @@ from jobflow.trainer.callback_requests import Calls
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.chrome_trace import Tracing
 from jobflow.trainer.class_names import classes_of
-from jobflow.trainer.config import Loaded, load
+from jobflow.trainer.config import Loaded
+from jobflow.trainer.config.loading import loaded_run
+from jobflow.trainer.config.python_values import Settings, Source
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.configured_rates import FACTOR, plateau_of
 from jobflow.trainer.early_stopping import EARLY_STOPPING
@@ -61,15 +63,19 @@ from jobflow.trainer.units import metrics_text
 
 
 def train(
-    loaded: Loaded | str | Path,
+    loaded: Loaded | Source,
+    settings: Settings = (),
     *,
+    output: str | Path | None = None,
     resume: str | None = None,
     callbacks: Sequence[Callback] = (),
     time_limit: float | None = None,
     tracing: Tracing | None = None,
 ) -> TrainingRun:
-    """Train the model of a configuration or of a configuration file, or resume its training; return the run, as `jobflow train` does.
+    """Train the model of a configuration, or resume its training; return the run, as `jobflow train` does.
 
+    The configuration is a file, a dict with the content of one, or the result of `load`.  `settings` such as {"optimizer.lr": 0.1} or
+    ["optimizer.lr=0.1"] and `output` override it, as `--set` and `--output` do.
     `resume` replaces checkpoint.resume: "auto", "never" or the path of a checkpoint.  `time_limit` is in seconds from the start of this process; an
     earlier end of a Slurm or PBS allocation takes precedence.  `callbacks` follow those of the configuration; rank 0 calls them.
     Raises: ConfigErrors before the start; ConfigError if the run cannot resume from its checkpoint; errors of the training itself.
@@ -78,10 +84,7 @@ def train(
         >>> flow.trainer.train("run.yaml").step  # a run of two steps
         2
     """
-    loaded = load(loaded) if isinstance(loaded, str | Path) else loaded
-    if loaded.config.sweep is not None:
-        source = loaded.origin("sweep")
-        raise ConfigError(f"{source}: sweep: train() runs one training; call jobflow.trainer.sweep.run_sweep, or load with the setting sweep=null")
+    loaded = loaded_run(loaded, settings, output)
     entries = entries_of(loaded, callbacks)
     with at_line(line_of(loaded, "")), Signals() as signals, prepared(loaded, only=("train", "validation")) as jobs:
         return Loop(jobs, entries, Clock.of(time_limit), signals, tracing).run(resume or loaded.config.checkpoint.resume)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from short_runs import CONFIG, SAMPLES, WIDTH, Recorder, check_same, loaded, run, samples, write_config
 
 from jobflow.core.errors import CheckpointError, ConfigError
@@ -95,6 +96,17 @@ def test_evaluations_and_checkpoints_run_at_their_steps(folder: Path, tmp_path: 
     assert outcome.saved == tmp_path / "checkpoints" / "step-00000010"
     _, recorder = run(loaded(folder / "run.yaml", tmp_path / "epochs", "training.steps=null", "training.epochs=2", "data.drop_last=true"))
     assert len(recorder.steps) == 6 and all(len(samples) == 8 for samples in recorder.sample_numbers.values())
+
+
+def test_a_dict_trains_as_a_file_with_settings_and_output(folder: Path, tmp_path: Path) -> None:
+    file = folder / "run.yaml"
+    content = yaml.safe_load(file.read_text())
+    first = train(content, {"training.steps": 2}, output=tmp_path / "dict")
+    second = train(file, ["training.steps=2"], output=str(tmp_path / "file"))
+    assert first.metrics == second.metrics and (first.step, first.output) == (2, tmp_path / "dict")
+    assert train(content, {"training.steps": 2}, output=tmp_path / "dict").message.startswith(f"{tmp_path / 'dict'} is complete")
+    with pytest.raises(ConfigError, match=r"settings: output=.* comes after the configuration was loaded; pass settings to load"):
+        train(first.loaded, output=tmp_path)
 
 
 def test_old_checkpoints_are_removed_except_the_best(folder: Path, tmp_path: Path) -> None:

@@ -2,21 +2,22 @@
 
 `extends: base.yaml` names a base file, `extends: [a.yaml, b.yaml]` several.  Later files override earlier ones, and the file itself overrides its
 base files.  File names are relative to the file that contains them.  Maps are merged key by key, lists are replaced, and null removes a key, so
-that its default applies.  `--set a.b=VALUE` overrides all files; VALUE is YAML.
+that its default applies.  `--set a.b=VALUE` overrides all files; VALUE is YAML.  A dict replaces the first file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import FileError, did_you_mean
+from jobflow.core.errors import ConfigError, FileError, did_you_mean
 from jobflow.storage.untrusted import CONFIGURATION, content
 from jobflow.trainer.config import functions, rules
 from jobflow.trainer.config.inherited_readers import inherited
 from jobflow.trainer.config.keys import SECTIONS, fields_of, notes_of, setting_meant
+from jobflow.trainer.config.python_values import DICT, Settings, Source, check_source, settings_of, yaml_text
 from jobflow.trainer.config.reading import DEPTH, read
 from jobflow.trainer.config.references import resolved
 from jobflow.trainer.config.schema import TrainConfig
@@ -54,9 +55,10 @@ class Loaded:
         return self.origins.get(path, DEFAULT)
 
 
-def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_outside: bool = True) -> Loaded:
-    """Load the configuration in a file, overridden by settings such as "optimizer.lr=0.1".
+def load(path: Source, settings: Settings = (), *, look_outside: bool = True) -> Loaded:
+    """Load the configuration in a file, overridden by settings such as ["optimizer.lr=0.1"] or {"optimizer.lr": 0.1}.
 
+    In place of a path, a dict has the content of the file.  Its `name` defaults to "run", and it extends files relative to the current folder.
     With `look_outside`, import the builder, check the arguments of builder and readers, and require the files of readers to exist.
     The folder of the file and the current folder become importable.
     Raises: ConfigErrors with all problems.
@@ -67,30 +69,47 @@ def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_out
         >>> loaded.config.optimizer.lr
         0.1
     """
-    problems = Problems()
-    files = Files(problems)
-    tree = with_settings(files.tree(str(path)), settings, problems)
+    check_source(path)
+    problems, settings = Problems(), settings_of(settings)
+    file, text = (DICT, yaml_text(path, DICT)) if isinstance(path, Mapping) else (os.fspath(path), None)
+    files = Files(problems, text)
+    tree = with_settings(files.tree(file), settings, problems)
     written = [*files.names, *(origin_of(setting).file for setting in settings)]
     if files.unread:
         problems.stop_if_any(written)
-    tree = with_callback_maps(with_start_map(with_entry_maps(resolved(with_derived(tree, str(path)), problems))))
+    tree = with_callback_maps(with_start_map(with_entry_maps(resolved(with_derived(tree, file), problems))))
     tree = inherited(tree, problems)
     config = Validation(tree, problems).check()
     rules.check(tree, problems)
-    builder = functions.check(tree, problems, os.path.dirname(str(path))) if look_outside else None
+    builder = functions.check(tree, problems, os.path.dirname(file)) if look_outside else None
     problems.stop_if_any(written)
     origins = {dotted(key): at for key, _ in walk(tree.plain) if key and (at := tree.mark(key).at) != DEFAULT}
     return Loaded(config, origins, config.model_dump(mode="json"), builder, tuple(files.names))
 
 
+def loaded_run(source: Loaded | Source, settings: Settings = (), output: str | os.PathLike[str] | None = None) -> Loaded:
+    """Return the configuration of one run: `source`, or the configuration of this file or dict; `output` replaces the output folder.
+
+    Raises: ConfigErrors; ConfigError for settings of a loaded configuration, and for a sweep.
+    """
+    every = [*settings_of(settings), *settings_of({} if output is None else {"output": output})]
+    if isinstance(source, Loaded) and every:
+        raise ConfigError(f"settings: {every[0]} comes after the configuration was loaded; pass settings to load(), or pass the file to train()")
+    loaded = source if isinstance(source, Loaded) else load(source, every)
+    if loaded.config.sweep is not None:
+        at = loaded.origin("sweep")
+        raise ConfigError(f"{at}: sweep: train() runs one training; call jobflow.trainer.sweep.run_sweep, or load with the setting sweep=null")
+    return loaded
+
+
 def with_derived(tree: Tree, file: str) -> Tree:
     """Add the keys whose values derive from other keys, unless a file or setting contains them.
 
-    The default of the key `name` is the name of `file` without its suffix.
+    The default of the key `name` is the name of `file` without its suffix, or "run" for a dict.
     """
     noted = {dotted((*section, key)): notes_of(field).derived for section, model in SECTIONS for key, field in fields_of(model).items()}
     derived: dict[str, Any] = {path: value for path, value in noted.items() if value}
-    derived["name"] = os.path.splitext(os.path.basename(file))[0]
+    derived["name"] = "run" if file == DICT else os.path.splitext(os.path.basename(file))[0]
     if not tree.has("data.batch_size"):
         del derived["data.evaluation_batch_size"]  # its reference would be broken
     for section in ("evaluation", "checkpoint") if tree.has("data.validation") else ("checkpoint",):
@@ -140,10 +159,10 @@ def with_callback_maps(tree: Tree) -> Tree:
 
 
 class Files:
-    """The files of a configuration, each read once."""
+    """The files of a configuration, each read once; `text` is the text of the file DICT, if the configuration is a dict."""
 
-    def __init__(self, problems: Problems) -> None:
-        self.problems = problems
+    def __init__(self, problems: Problems, text: str | None = None) -> None:
+        self.problems, self.text = problems, text
         self.trees: dict[str, Tree] = {}
         #: names for messages, in reading order
         self.names: list[str] = []
@@ -175,13 +194,14 @@ class Files:
 
     def own(self, file: str, named_at: Origin | None) -> Tree:
         """Return the tree of one file without its base files."""
-        begin = Origin(file, 1, 1)
+        own_text = self.text if file == DICT else None
+        begin = Origin(file, 1, 1) if own_text is None else Origin(file)
         try:
-            text = content(file, CONFIGURATION).decode("utf-8-sig")
+            text = own_text if own_text is not None else content(file, CONFIGURATION).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             return self.nothing(begin, named_at or begin, _unreadable(file, error), path=("extends",) if named_at else ())
         self.names.append(file)
-        tree = read(text, file, self.problems)
+        tree = read(text, file, self.problems, begin if own_text is not None else None)
         if tree is None or isinstance(tree.plain, dict):
             self.unread = self.unread or tree is None
             return tree or Tree({}, {(): Mark(begin)})

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 import re
 import sys
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 from jobflow.core.errors import ConfigError
 from jobflow.trainer.config import DEFAULT, ConfigErrors, Origin, Problem, load
@@ -134,6 +139,49 @@ def test_errors_are_config_errors_that_travel_between_processes() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert isinstance(again, ConfigError) and again.problems == error.problems and str(again) == str(error)
     assert error.told == "ConfigError: a.yaml:3:5: b is wrong\n    b: c, d\nConfigError: --set b=1: and so is this"
+
+
+def test_a_dict_loads_as_the_file_with_its_content(tmp_path: Path) -> None:
+    dictionary = {"output": tmp_path, **yaml.safe_load(GOOD.replace("1e-3", "0.001")), "name": "\u2028\U0001f600${seed}"}
+    dictionary["optimizer"] = MappingProxyType({**dictionary["optimizer"], "clip_norm": np.float32(0.5)})
+    settings = ["seed=3", "training.epochs=5"]
+    loaded = load(dictionary, {"seed": 3, "training": {"epochs": 5}})
+    file = written(tmp_path, good=GOOD)
+    expected = load(file, [*settings, f"output={tmp_path}", "optimizer.clip_norm=0.5", 'name="\\u2028\U0001f600${seed}"'])
+    assert loaded.plain == expected.plain and loaded.config.name == "\u2028\U0001f6003" and loaded.files == ("<dict>",)
+    extended = load({"extends": os.path.relpath(file)})
+    assert extended.config.name == "run" and extended.config.optimizer.lr == 0.001 and extended.origin("optimizer.lr").line == 7
+
+
+CYCLE: dict[str, Any] = {}
+CYCLE["model"] = CYCLE
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "words"),
+    [
+        ({"optimizer": {"name": "adam", "lrr": 1}}, [], '<dict>: unknown key "lrr" in optimizer (adam); did you mean "lr"?'),
+        ({"optimizer": {"name": "adam", "lr": "0.1"}}, [], '<dict>: optimizer.lr must be a number; got the text "0.1"'),
+        ({}, [], "<dict>: "),
+        ({"model": {1, 2}}, [], "<dict>: a set is not a value of a configuration; pass texts, numbers"),
+        (CYCLE, [], "<dict>: Circular reference detected; pass texts"),
+        ({(1, 2): 3}, [], "<dict>: keys must be str"),
+        (["run.yaml"], [], "configuration: ['run.yaml'] is a list; pass the path of a YAML file, or a dict with its content"),
+        (None, [], "configuration: None is a NoneType; pass the path"),
+        ("good.yaml", "seed=3", 'settings: \'seed=3\' is not a list of texts; pass ["optimizer.lr=0.1"] or {"optimizer.lr": 0.1}'),
+        ("good.yaml", [("seed", 3)], "settings: [('seed', 3)] is not a list of texts"),
+        ("good.yaml", {"seed": {1}}, "settings: seed: a set is not a value of a configuration"),
+        ("good.yaml", {"seeed": 1}, '--set seeed=1: unknown key "seeed" at the top; did you mean "seed"?'),
+    ],
+)
+def test_python_values_that_are_no_configuration_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Any, settings: Any, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, good=GOOD)
+    with pytest.raises(ConfigError) as raised:
+        load(source, settings)
+    assert words in str(raised.value)
 
 
 def test_a_configuration_does_not_change(tmp_path: Path) -> None:
