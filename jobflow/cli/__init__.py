@@ -11,11 +11,10 @@ import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import dropwhile
 from types import TracebackType
 
 from jobflow.cli.command_table import COMMANDS, GROUPS, Command
-from jobflow.core.errors import ConfigError, JobflowError, did_you_mean, did_you_mean_or, is_ours, is_users
+from jobflow.core.errors import ConfigError, JobflowError, did_you_mean, did_you_mean_or, is_installed, is_ours, is_users
 from jobflow.core.extras import package_of
 from jobflow.core.version import __version__
 from jobflow.distributed.output import drop_output
@@ -235,6 +234,13 @@ def _of_cause(error: BaseException) -> str:
 
 
 def _lines(trace: TracebackType | None) -> list[str]:
-    """Format the frames of a traceback: start at the first frame in user code, and omit frames of jobflow."""
-    theirs = [(frame, line) for frame, line in traceback.walk_tb(trace) if not is_ours(frame)]
-    return traceback.StackSummary.extract(dropwhile(lambda one: not is_users(one[0]), theirs)).format()
+    """Format the frames of user code in a traceback, with the frames of other packages that user code calls.
+
+    Frames of jobflow are omitted, and so are frames of the packages that jobflow calls.
+    """
+    theirs, called_by_user = [], False
+    for frame, line in traceback.walk_tb(trace):
+        called_by_user = not is_ours(frame) and (called_by_user or (is_users(frame) and not is_installed(frame)))
+        if called_by_user:
+            theirs.append((frame, line))
+    return traceback.StackSummary.extract(theirs).format()

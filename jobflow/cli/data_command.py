@@ -73,7 +73,7 @@ def text_of(description: Description) -> str:
         names = list(description.first[0])
         parts.append(f"First samples\n{TextTable(names, [[each.get(name, '') for name in names] for each in description.first])}")
     if description.wrong:
-        more = f" (the first {len(description.problems)})" if description.wrong > len(description.problems) else ""
+        more = f" ({description.unlisted:,} of them not listed)" if description.unlisted else ""
         parts.append("\n".join([f"{counted(description.wrong, 'problem')}{more}", *(f"  ! {problem}" for problem in description.problems)]))
     if description.arguments is not None:
         reader = json.dumps({"reader": description.reader, **description.arguments}, ensure_ascii=False)
@@ -88,7 +88,8 @@ def _classes(column: object) -> str:
     if not column.distinct:
         return "-"
     if not column.is_class:
-        return f"{len(column.distinct):,} different values" if len(column.distinct) <= DISTINCT else f"more than {DISTINCT:,} different values"
+        count = f"{len(column.distinct):,}" if len(column.distinct) <= DISTINCT else f"more than {DISTINCT:,}"
+        return f"{count} different values{', free text: no categories' if column.is_free_text else ''}"
     common = column.most_common()
     more = f", {len(common) - CLASSES:,} more" if len(common) > CLASSES else ""
     return ", ".join(f"{name} {count:,}" for name, count in common[:CLASSES]) + more

@@ -79,15 +79,18 @@ def write_text(options: argparse.Namespace, loaded: Loaded, first: bool) -> int:
     prompt = options.prompt if options.prompt is not None else written(options.input)
     shown = first and options.output is None
 
-    def say(text: str) -> None:
-        if shown:
-            print(text, end="", flush=True)
+    pieces = [prompt]  # printed with the first piece: the model and the prompt are valid then
 
-    say(prompt)
+    def say(text: str) -> None:
+        pieces.append(text)
+        if shown:
+            print("".join(pieces), end="", flush=True)
+        pieces.clear()
+
     sampling = {"temperature": options.temperature, "top_k": options.top_k or 0, "top_p": options.top_p, "seed": options.seed}
     text = generate(loaded, prompt, options.length, checkpoint=options.checkpoint, stop=options.stop, say=say, **sampling)
     if shown:
-        print()
+        print("".join(pieces))
     elif first:
         Path(options.output).write_text(prompt + text, encoding="utf-8")
         print(f"wrote {options.output}")

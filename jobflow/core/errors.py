@@ -268,6 +268,7 @@ def line_of(frame: FrameType | None, standing: FrameType | None = None, line: So
 
 #: cache of file names of jobflow or the standard library
 _NOT_OF_USERS: set[str] = set()
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 def is_users(frame: FrameType) -> bool:
@@ -292,6 +293,12 @@ def is_ours(frame: FrameType) -> bool:
     return (frame.f_globals.get("__name__"), main) == ("__main__", "jobflow.cli")
 
 
+def is_installed(frame: FrameType) -> bool:
+    """Return True for a frame of an installed package other than jobflow."""
+    file = frame.f_code.co_filename
+    return not file.startswith(_PACKAGE) and any(f"/{folder}/" in file for folder in _INSTALLED)
+
+
 def _is_own(file: str) -> bool:
     in_package = file.startswith(_PACKAGE) and (not file.startswith(_MODELS) or file.startswith(_GENERATION))
     return in_package or file.startswith("<frozen ")
@@ -299,7 +306,7 @@ def _is_own(file: str) -> bool:
 
 def _is_standard(file: str) -> bool:
     """Return True for a file of Python's standard library."""
-    return file.startswith(_LIBRARY) and not any(file.startswith(_LIBRARY + name) for name in ("site-packages", "dist-packages"))
+    return file.startswith(_LIBRARY) and not any(file.startswith(_LIBRARY + name) for name in _INSTALLED)
 
 
 def did_you_mean(name: str, legal: Iterable[str]) -> str:
@@ -317,6 +324,26 @@ def did_you_mean_or(name: str, legal: Iterable[str], advice: str) -> str:
     """Return the end of a message: the suggestion of `did_you_mean`, if any, and `advice`."""
     near = did_you_mean(name, legal)
     return f"{near} {advice[:1].upper()}{advice[1:]}" if near else f"; {advice}"
+
+
+def patterns_like(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names, and patterns that match them and have wildcards in the same parts as `pattern`, to suggest the closest.
+
+    Parts are separated by "." or "-": for "haed.*" and the name "head.weight", the pattern is "head.*".
+    """
+    import re  # programs without errors need none
+    from fnmatch import fnmatchcase
+
+    parts = re.split("([.-])", pattern)
+    result: dict[str, None] = {}
+    for name in names:
+        pieces = re.split("([.-])", name)
+        for aligned in (pieces[: len(parts)], pieces[-len(parts) :]):
+            near = "".join(part if "*" in part else piece for part, piece in zip(parts, aligned, strict=False))
+            if "*" in near and fnmatchcase(name, near):
+                result[near] = None
+        result[name] = None
+    return list(result)
 
 
 def no_attribute(name: str, message: str, legal: Iterable[str] = ()) -> AttributeError:

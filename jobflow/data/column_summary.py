@@ -16,7 +16,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array
 from jobflow.data.number_text import MISSING, parsed
 
-#: distinct values that a summary counts, and wrong cells that it lists; both are only counted beyond
+#: distinct values that a summary counts, and wrong texts that it lists; both are only counted beyond
 DISTINCT, LISTED = 1000, 20
 #: a column with at least this share of numbers or dates is a column of numbers or dates, and its other cells are wrong
 MOST = 0.8
@@ -41,10 +41,10 @@ class Summary:
     first_date: str = ""
     last_date: str = ""
     distinct: Counter[str] = field(default_factory=Counter)
-    #: (row, text) of cells that are neither numbers nor dates
-    texts: list[tuple[int, str]] = field(default_factory=list)
-    #: (row, text) of numbers, listed if most cells are dates
-    number_cells: list[tuple[int, str]] = field(default_factory=list)
+    #: {text: (first row, number of cells)} of cells that are neither numbers nor dates
+    texts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: the same of numbers, listed if most cells are dates
+    number_cells: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, texts: Iterable[Any], first: int) -> None:
         """Count cells: texts, dates, or None; `first` is the row of the first one."""
@@ -81,13 +81,12 @@ class Summary:
             self.numeric += 1
             self.whole = self.whole and float(value).is_integer()
             self.low, self.high = min(self.low, value), max(self.high, value)
-            if len(self.number_cells) < LISTED:
-                self.number_cells.append((row, text))
+            _count(self.number_cells, text, row)
         elif is_date(text):
             self.dates += 1
             self.first_date, self.last_date = min(self.first_date or text, text), max(self.last_date, text)
-        elif len(self.texts) < LISTED:
-            self.texts.append((row, text))
+        else:
+            _count(self.texts, text, row)
 
     @property
     def present(self) -> int:
@@ -119,12 +118,13 @@ class Summary:
             return f"{plain(self.low)} to {plain(self.high)}"
         return f"{self.first_date} to {self.last_date}" if self.kind == "date" else ""
 
-    def wrong(self) -> list[tuple[int, str]]:
-        """Return (row, reason) of the listed cells that do not fit the kind of most cells."""
+    def wrong(self) -> list[tuple[int, str, int]]:
+        """Return (first row, reason, number of cells) of the listed texts that do not fit the kind of most cells."""
         if self.kind == "text" or self.type:
             return []
-        odd = self.texts if self.kind == "number" else [*self.texts, *self.number_cells]
-        return [(row, f'column "{self.name}" is "{printable(text)}", {self._advice(text)}') for row, text in sorted(odd)]
+        odd = self.texts if self.kind == "number" else self.texts | self.number_cells
+        advice = no_date if self.kind == "date" else no_number
+        return sorted((row, f'column "{self.name}" is "{printable(text)}", {advice(text)}', count) for text, (row, count) in odd.items())
 
     @property
     def wrong_cells(self) -> int:
@@ -133,12 +133,10 @@ class Summary:
             return 0
         return self.present - (self.numeric if self.kind == "number" else self.dates)
 
-    def _advice(self, text: str) -> str:
-        if self.kind == "date":
-            return "which is not a date; write dates as YYYY-MM-DD, or leave the cell empty and set missing"
-        if _COMMA.fullmatch(text):
-            return "which is not a number; write decimals with a point"
-        return "which is not a number; correct the cell, leave it empty and set missing, or add the column to categories"
+    @property
+    def is_free_text(self) -> bool:
+        """True for texts that are mostly different, so that they are no classes."""
+        return self.kind == "text" and not self.type and not self.is_class
 
     def json(self) -> dict[str, Any]:
         """Return the summary in JSON types."""
@@ -149,6 +147,24 @@ class Summary:
     def most_common(self) -> Sequence[tuple[str, int]]:
         """Return the distinct values with counts, the most frequent first."""
         return sorted(self.distinct.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+def _count(cells: dict[str, tuple[int, int]], text: str, row: int) -> None:
+    if text in cells or len(cells) < LISTED:
+        first, count = cells.get(text, (row, 0))
+        cells[text] = first, count + 1
+
+
+def no_number(text: str) -> str:
+    """Return the reason why a cell of a column of numbers is wrong, and what corrects it."""
+    if _COMMA.fullmatch(text):
+        return "which is not a number; write decimals with a point"
+    return "which is not a number; correct the cell, leave it empty and set missing, or add the column to categories"
+
+
+def no_date(_text: str) -> str:
+    """Return the reason why a cell of a column of dates is wrong, and what corrects it."""
+    return "which is not a date; write dates as YYYY-MM-DD, or leave the cell empty and set missing"
 
 
 def printable(text: str) -> str:

@@ -62,6 +62,8 @@ class Description:
     wrong: int
     #: arguments of a reader for this file, if they can be guessed
     arguments: Mapping[str, Any] | None = None
+    #: the number of such rows or cells without a message
+    unlisted: int = 0
 
     def json(self) -> dict[str, Any]:
         """Return the description in JSON types."""
@@ -139,11 +141,13 @@ def _described_lines(file: str, most: int | None) -> Description:
             column.add([cell], row)
         if len(first) < FIRST:
             first.append(dict(zip(lines.columns, cells, strict=True)))
-    cells_wrong = sorted((row, reason) for column in columns for row, reason in column.wrong())
-    problems += [f"{lines.position(row)}: {reason}" for row, reason in cells_wrong]
+    texts_wrong = sorted(each for column in columns for each in column.wrong())
+    repeated = [f"{lines.position(row)}: {reason}{f' ({count:,} such cells)' if count > 1 else ''}" for row, reason, count in texts_wrong]
+    counts = [*[1] * len(problems), *(count for _, _, count in texts_wrong)]
+    problems += repeated
     wrong += sum(column.wrong_cells for column in columns)
     arguments = {"path": file, **options, **suggested(columns)}
-    return Description(file, "csv", lines.height, count, columns, first, problems[:LISTED], wrong, arguments)
+    return Description(file, "csv", lines.height, count, columns, first, problems[:LISTED], wrong, arguments, wrong - sum(counts[:LISTED]))
 
 
 def suggested(columns: Sequence[Summary]) -> dict[str, Any]:
@@ -162,8 +166,12 @@ def suggested(columns: Sequence[Summary]) -> dict[str, Any]:
         "labels": labels.name,
     }
     categories = [*texts, *([labels.name] if labels.kind == "text" else [])]
-    missing = {column.name: "drop" if column is labels else "mean" for column in usable if column.missing and column.kind == "number"}
-    return {"fields": fields, **({"categories": categories} if categories else {}), **({"missing": missing} if missing else {})}
+    # wrong cells are to be corrected or emptied
+    lacking = [column for column in [*inputs, labels] if column.missing or column.wrong_cells]
+    missing = {column.name: "drop" if column is labels else "mean" for column in lacking if column is labels or column.kind == "number"}
+    empty = {column.name: "index" for column in lacking if column.name not in missing}
+    options = {"categories": categories, "missing": missing, "empty": empty}
+    return {"fields": fields, **{name: option for name, option in options.items() if option}}
 
 
 # -------------------------------------------------------------------- readers
@@ -194,7 +202,7 @@ def describe(name: str, reader: str, samples: Samples | Stream, most: int | None
     for field, summary in columns.items():
         if not samples.fields[field].shape:
             _rename(summary, names.get(field, ()))
-    return Description(name, reader, count, read, list(columns.values()), first, problems, wrong, arguments)
+    return Description(name, reader, count, read, list(columns.values()), first, problems, wrong, arguments, wrong - len(problems))
 
 
 def _blocks(samples: Samples | Stream, count: int | None, limit: int) -> Iterator[dict[str, Array] | DataError]:

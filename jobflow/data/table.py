@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -27,7 +26,7 @@ from jobflow.data.column_rules import (
     part_of,
     scale_rules,
 )
-from jobflow.data.column_summary import printable
+from jobflow.data.column_summary import no_number, printable
 from jobflow.data.conversion import converted, fitted, misfit
 from jobflow.data.number_text import MISSING, parsed
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
@@ -376,8 +375,7 @@ class Table(Samples):
         elif value is not None:
             reason = f'"{text}", {misfit(value, dtype)}; set another element type with dtypes'
         else:
-            point = "; write decimals with a point" if re.fullmatch(r"[+-]?[0-9.]*,[0-9]+", text) else ""
-            reason = f'"{text}", which is not a number{point}; if it is a category, add the column to categories'
+            reason = f'"{text}", {no_number(text)}'
         return f'column "{column}" is {reason} (field {self.fields_with(column)})'
 
     def date_problem(self, column: str, text: str) -> str:
@@ -388,9 +386,9 @@ class Table(Samples):
     def _no_category(self, column: str, text: str) -> str:
         known = self.categories[column]
         if not text:
-            return "empty; set empty: index to give such cells an index after the categories"
+            return "empty; set empty: index and train again to give such cells an index after the categories"
         near = did_you_mean(text, known) or ";"
-        return f'"{text}", which is not one of its {len(known)} categories{near} set unknown: index to give such texts an index'
+        return f'"{text}", which is not one of its {len(known)} categories{near} set unknown: index and train again to give such texts an index'
 
     def fields_with(self, column: str) -> str:
         """Return the names of the fields that use a column, for messages."""

@@ -30,8 +30,9 @@ def _check(what: str, x: Tensor, target: Tensor, weight: Tensor | None) -> None:
     if target.tensor_type.dtype.is_float:
         raise DtypeError(f"{what} at {user_line()}: target {target.tensor_type} must be integers, or probabilities in the shape of input {t}")
     if target.tensor_type.shape != rows:
+        hint = "; for numbers instead of classes, use mse_loss (loss: mean_squared_error)" if target.tensor_type.shape == t.shape else ""
         raise ShapeError(
-            f"{what} at {user_line()}: target {target.tensor_type} must be {list(rows)}, the shape of input {t} without the axis of classes"
+            f"{what} at {user_line()}: target {target.tensor_type} must be {list(rows)}, the shape of input {t} without the axis of classes{hint}"
         )
     _check_weight(what, x, weight)
 

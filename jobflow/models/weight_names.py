@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ArgumentError, ConfigError, JobflowError, did_you_mean, did_you_mean_or, user_line
+from jobflow.core.errors import ArgumentError, ConfigError, JobflowError, did_you_mean, did_you_mean_or, patterns_like, user_line
 from jobflow.core.filters import matches
 
 
@@ -68,16 +68,16 @@ def renamed(names: Mapping[str, Any], rename: Mapping[str, str], key: str, *, st
     new = {name: name for name in names}
     for pattern, target in rename.items():
         if pattern.count("*") < target.count("*"):
-            raise ConfigError(f'{key}.rename: "{target}" has more * than the pattern "{pattern}"; write at most {pattern.count("*")}')
+            raise ConfigError(f'{key}: "{target}" has more * than the pattern "{pattern}"; write at most {pattern.count("*")}')
         expression = re.compile("(.*)".join(map(re.escape, pattern.split("*"))))
         changed = {old: match for old, name in new.items() if (match := expression.fullmatch(name))}
         if not changed and strict:
-            raise ConfigError(f'{key}.rename: no name in the file matches "{pattern}"{did_you_mean(pattern, new.values())}')
+            raise ConfigError(f'{key}: no name in the file matches "{pattern}"{did_you_mean(pattern, patterns_like(pattern, new.values()))}')
         new |= {old: _filled(target, match.groups()) for old, match in changed.items()}
     result: dict[str, str] = {}
     for old, name in new.items():
         if result.setdefault(name, old) != old:
-            raise ConfigError(f'{key}.rename: "{result[name]}" and "{old}" both become "{name}"; correct the patterns')
+            raise ConfigError(f'{key}: "{result[name]}" and "{old}" both become "{name}"; correct the patterns')
     return result
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jobflow.core import filters
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import CheckpointError, did_you_mean
+from jobflow.core.errors import CheckpointError, did_you_mean, patterns_like
 from jobflow.storage.checkpoint_reader import Checkpoint, Stored
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +45,7 @@ def selected(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return the names that match any pattern, such as `encoder*` or `*-m`; raise CheckpointError for a pattern without a match."""
     values = dict.fromkeys(names)
     if (pattern := filters.unmatched(patterns, values)) is not None:
-        raise CheckpointError(f'no tensor matches "{pattern}"{did_you_mean(pattern, values)}')
+        raise CheckpointError(f'no tensor matches "{pattern}"{did_you_mean(pattern, patterns_like(pattern, values))}')
     return list(filters.selected(patterns, values))
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean, did_you_mean_or, user_line
+from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean, did_you_mean_or, patterns_like, user_line
 from jobflow.core.filters import Filter, selected, unmatched
 from jobflow.core.notices import notice
 from jobflow.core.types import Array, TensorType
@@ -338,7 +338,7 @@ def _chosen(
     """
     variables, tensors = selected(names, own), selected(names, there)
     if (pattern := unmatched(names, own)) is not None:
-        raise CheckpointError(f'{here}: no variable matches "{pattern}"{did_you_mean(pattern, own)}')
+        raise CheckpointError(f'{here}: no variable matches "{pattern}"{did_you_mean(pattern, patterns_like(pattern, own))}')
     missing = [name for name in variables if name not in there] if strict in (True, "variables") else []
     beyond = [name for name in tensors if name not in own] if strict is True else []
     if missing:

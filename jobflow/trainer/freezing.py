@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jobflow.core.errors import ConfigError, counted, did_you_mean_or
+from jobflow.core.errors import ConfigError, counted, did_you_mean_or, patterns_like
 from jobflow.core.filters import matches
 from jobflow.graph.ir import Variable
 from jobflow.trainer.config import Loaded
@@ -18,7 +18,7 @@ def check_frozen(loaded: Loaded, variables: Mapping[str, Variable]) -> None:
     """Raise ConfigError if a pattern of `freeze` matches no variable of the model, or if no variable is left to train."""
     for i, pattern in enumerate(loaded.config.freeze):
         if not any(matches(pattern, name) for name in variables):
-            near = did_you_mean_or(pattern, variables, f"the variables are {listed(variables)}")
+            near = did_you_mean_or(pattern, patterns_like(pattern, variables), f"the variables are {listed(variables)}")
             raise ConfigError(f'{loaded.origin(f"freeze.{i}")}: freeze: no variable of the model matches "{pattern}"{near}')
     if loaded.config.freeze and not any(variable.trainable for variable in variables.values()):
         raise ConfigError(f"{loaded.origin('freeze')}: freeze: the patterns match every parameter, so none is left to train; omit a pattern")

@@ -57,7 +57,7 @@ from jobflow.trainer.set_metrics.configured_metrics import PREFIX
 from jobflow.trainer.set_metrics.epochs import Epochs
 from jobflow.trainer.start_from import start
 from jobflow.trainer.stopping import Agreement, Clock, Signals
-from jobflow.trainer.training_batches import batches_of_training
+from jobflow.trainer.training_batches import batches_of_training, data_advised
 from jobflow.trainer.training_run import ENDS, Outcome, StepReport, Stopped, TrainingRun
 from jobflow.trainer.units import metrics_text
 
@@ -244,12 +244,13 @@ class Loop:
         `began` is the start time of this step.
         """
         step, waited = self.progress.step + 1, reading.waited
-        batch = next(reading)
+        with data_advised(self.loaded, self.jobs.samples["train"]):
+            batch = next(reading)
         waited = reading.waited - waited
         if self.tracing is not None:
             self.tracing.before(step)
         self._steps = (*self._steps[-1:], Before(replace(self.progress, metrics=dict(self.progress.metrics)), self.session.runs.get(TRAIN, 0), batch))
-        with batch.told(), at_line(line_of(self.loaded, "data.train")):
+        with data_advised(self.loaded, self.jobs.samples["train"]), batch.told(), at_line(line_of(self.loaded, "data.train")):
             outputs = self.jobs.call(self.jobs.train(batch.size, step), batch.arguments)
         if self.tracing is not None:
             self.tracing.after(step)

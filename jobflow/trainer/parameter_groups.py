@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jobflow.optim as optim
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, counted, did_you_mean_or
+from jobflow.core.errors import ConfigError, counted, did_you_mean_or, patterns_like
 from jobflow.core.filters import matches
 from jobflow.core.imports import function_named
 from jobflow.graph.ir import Variable
@@ -67,7 +66,7 @@ def check_groups(loaded: Loaded, variables: Mapping[str, Variable]) -> None:
             if not any(matches(pattern, name) for name in trained):
                 key = f"optimizer.groups.{i}.match" + ("" if isinstance(group.match, str) else f".{j}")
                 first = ", ".join([*trained][:6]) + (f" and {len(trained) - 6} more" if len(trained) > 6 else "")
-                near = did_you_mean_or(pattern, _patterns(trained), f"the parameters are {first}")
+                near = did_you_mean_or(pattern, patterns_like(pattern, trained), f"the parameters are {first}")
                 raise ConfigError(f'{loaded.origin(key)}: {key}: no trained parameter matches "{pattern}"{near}')
         own = [name for name in left if matches(group.match, name)]
         if not own:
@@ -75,13 +74,6 @@ def check_groups(loaded: Loaded, variables: Mapping[str, Variable]) -> None:
             raise ConfigError(f"{loaded.origin(f'{key}.match')}: {key}: earlier groups match all its parameters; move it before them, or omit it")
         for name in own:
             del left[name]
-
-
-def _patterns(names: Iterable[str]) -> list[str]:
-    """Return the names, and the patterns of their first and last parts, such as "head.*" and "*.bias"."""
-    parts = [re.split(r"[.-]", name) for name in names]
-    ends = [pattern for part in parts if len(part) > 1 for pattern in (f"{part[0]}.*", f"*.{part[-1]}")]
-    return list(dict.fromkeys([*ends, *names]))
 
 
 def groups_text(loaded: Loaded, variables: Mapping[str, Variable]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, ConfigError
 from jobflow.core.types import Array, TensorType, int32
+from jobflow.data.describe import FOLDERS
 from jobflow.data.readers import READERS, is_table, open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
@@ -140,6 +141,10 @@ def reader_for(config: TrainConfig, source: AnyPath) -> str:
     if not source.exists():
         raise ArgumentError(f"--input {source}: there is no such file; pass an existing file or folder, or one of {', '.join(PLACES)}")
     trained = config.data.train.reader
+    if source.is_file() and FOLDERS.get(trained) == (True,) and not source.name.endswith(tuple(_BY_SUFFIX)):
+        raise ArgumentError(
+            f"--input {source} is a file, and the reader {trained} of this model reads a folder; pass the folder, or one of {', '.join(PLACES)}"
+        )
     known = next((name for suffix, name in _BY_SUFFIX.items() if source.name.endswith(suffix)), None) if source.is_file() else None
     if known is None and "path" in inspect.signature(READERS[trained]).parameters:
         return trained

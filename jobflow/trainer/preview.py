@@ -140,7 +140,8 @@ def summary(schedule: Schedule, figures: Figures) -> Iterator[tuple[str, str]]:
     each = schedule.steps_per_epoch
     yield "parameters", count_text(figures.parameters)
     yield "samples", f"{'a stream' if schedule.samples is None else f'{schedule.samples:,}'} for training, {schedule.batch_size:,} in a batch"
-    yield "steps", f"{schedule.steps:,}{f': {schedule.steps / each:.4g} epochs of {each:,}' if each else ''}"
+    epochs = f": {schedule.steps / each:.4g} epoch{'' if schedule.steps == each else 's'} of {each:,}" if each else ""
+    yield "steps", f"{schedule.steps:,}{epochs}"
     if figures.operations:
         yield "operations of a step", f"{count_text(figures.operations)} in products and convolutions, all ranks together"
     yield "checkpoint", f"about {size_text(figures.variable_bytes)}, {figures.variables} tensors"

@@ -8,13 +8,14 @@ run, `jobflow eval` and `jobflow predict` do not need the file.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import CheckpointError, ConfigError, FileError, counted, did_you_mean
+from jobflow.core.errors import CheckpointError, ConfigError, FileError, counted, did_you_mean, patterns_like
 from jobflow.core.filters import matches
 from jobflow.core.notices import notice
 from jobflow.core.tables import TextTable
@@ -40,6 +41,8 @@ TORCH = (".pt", ".pth", ".bin", ".ckpt")
 FILES = (".safetensors", ENDING, ".npz", *TORCH)
 #: maximum number of rows of one kind in the table, and of problems in a message
 MOST = 20
+#: (a key of start_from) -> the key with its position, for messages; "" is the section
+Key: TypeAlias = Callable[[str], str]
 #: variables are set in groups of about this many bytes
 GROUP = 2**28
 
@@ -150,20 +153,20 @@ def _tensors(tree: Any, name: str) -> Iterator[tuple[str, Array]]:
 # -------------------------------------------------------------------- names
 
 
-def names_of(options: StartFrom, key: str, tensors: Mapping[str, Stored]) -> tuple[dict[str, str], Mapping[str, Stored]]:
+def names_of(options: StartFrom, key: Key, tensors: Mapping[str, Stored]) -> tuple[dict[str, str], Mapping[str, Stored]]:
     """Return {name in the model: name in the file}, and the tensors of the file with transposed matrices where the configuration requests them."""
     known = KNOWN[options.rename] if isinstance(options.rename, str) else WeightNames(options.rename)
-    names = renamed(tensors, known.rename, key, strict=not isinstance(options.rename, str))
+    names = renamed(tensors, known.rename, key("rename"), strict=not isinstance(options.rename, str))
     for pattern in options.transpose:
         if not any(matches(pattern, name) for name in names):
-            raise ConfigError(f'{key}.transpose: no tensor matches "{pattern}"{did_you_mean(pattern, names)}')
+            raise ConfigError(f'{key("transpose")}: no tensor matches "{pattern}"{did_you_mean(pattern, patterns_like(pattern, names))}')
     chosen = [names[name] for name in names if matches((*known.transpose, *options.transpose), name)]
     turned = {old: Transposed(old, tensors[old].file, tensors[old]) for old in chosen}
     return names, {**tensors, **turned}
 
 
 def matched(
-    options: StartFrom, key: str, path: AnyPath, variables: Mapping[str, Variable], names: Mapping[str, str], tensors: Mapping[str, Stored]
+    options: StartFrom, key: Key, path: AnyPath, variables: Mapping[str, Variable], names: Mapping[str, str], tensors: Mapping[str, Stored]
 ) -> Match:
     """Compare the variables of the model with the tensors of the file; `names` is {name in the model: name in the file}.
 
@@ -172,15 +175,17 @@ def matched(
     for name in ("only", "skip"):
         for pattern in getattr(options, name):
             if not any(matches(pattern, variable) for variable in variables):
-                raise ConfigError(f'{key}.{name}: no variable of the model matches "{pattern}"{did_you_mean(pattern, variables)}')
+                raise ConfigError(
+                    f'{key(name)}: no variable of the model matches "{pattern}"{did_you_mean(pattern, patterns_like(pattern, variables))}'
+                )
     selected = [name for name in variables if matches(options.only, name) and not matches(options.skip, name)]
     problems = list(_problems(options, variables, selected, names, tensors))
     if problems:
         more = [f"  and {len(problems) - MOST} more"] if len(problems) > MOST else []
-        raise ConfigError("\n".join([f"{key}: {path} does not fit the model:", *(f"  {line}" for line in problems[:MOST]), *more]))
+        raise ConfigError("\n".join([f"{key('')}: {path} does not fit the model:", *(f"  {line}" for line in problems[:MOST]), *more]))
     loaded = {name: names[name] for name in selected if name in names}
     if not loaded:
-        raise ConfigError(f"{key}: {path} has no value for any selected variable of the model{_prefix_advice(variables, names)}")
+        raise ConfigError(f"{key('')}: {path} has no value for any selected variable of the model{_prefix_advice(variables, names)}")
     used = {names[name] for name in variables if name in names}
     skipped = tuple(name for name in variables if name not in selected)
     return Match(loaded, skipped, tuple(name for name in selected if name not in names), tuple(name for name in tensors if name not in used))
@@ -235,13 +240,14 @@ def compared(jobs: Jobs) -> tuple[AnyPath, Mapping[str, Stored], Match]:
     """
     options = jobs.loaded.config.start_from
     assert options is not None, "the configuration has no start_from"
-    key = f"{_position(jobs.loaded)}: start_from"
+    key = _placed(jobs.loaded, "path").removesuffix(".path")
     path = together(jobs.session, lambda: located(path_of(options.path), key))
     types = {name: variable.type for name, variable in jobs.variables.items()}
 
     def compare() -> tuple[Mapping[str, Stored], Match]:
-        names, tensors = names_of(options, key, opened(path, key, types))
-        return tensors, matched(options, key, path, jobs.variables, names, tensors)
+        placed = partial(_placed, jobs.loaded)
+        names, tensors = names_of(options, placed, opened(path, key, types))
+        return tensors, matched(options, placed, path, jobs.variables, names, tensors)
 
     return path, *everywhere(jobs.session, compare)
 
@@ -259,20 +265,22 @@ def start(jobs: Jobs) -> str:
     """
     session, types = jobs.session, {name: variable.type for name, variable in jobs.variables.items()}
     path, tensors, match = compared(jobs)
-    key = f"{_position(jobs.loaded)}: start_from"
     check = 0
     for group in _groups(match.loaded, types):
         values = everywhere(session, lambda group=group: {name: _value(tensors[match.loaded[name]], types[name]) for name in group})  # type: ignore[misc]
         for array in values.values():
             check = zlib.crc32(bytes_of(array), check)
         session.write(values)
-    check_alike(session, {f"{key}: {path}": f"the checksum {check:08x}"})
+    check_alike(session, {f"{_placed(jobs.loaded, '')}: {path}": f"the checksum {check:08x}"})
     return table(path, match, jobs.variables, tensors)
 
 
-def _position(loaded: Loaded) -> object:
-    keys = ("start_from.path", "start_from")
-    return loaded.origin(next((key for key in keys if key in loaded.origins), keys[0]))
+def _placed(loaded: Loaded, name: str) -> str:
+    """Return a key of start_from, or the section for "", with its position: that of a setting, if a setting changes the section."""
+    settings = [path for path, at in loaded.origins.items() if path.startswith("start_from.") and not at.line]
+    paths = [f"start_from.{name}", *([] if name else settings), "start_from.path", "start_from"]
+    at = loaded.origin(next((path for path in paths if path in loaded.origins), paths[0]))
+    return f"{at}: start_from{name and f'.{name}'}"
 
 
 def _groups(names: Mapping[str, str], types: Mapping[str, TensorType]) -> Iterator[list[str]]:

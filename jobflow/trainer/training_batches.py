@@ -7,10 +7,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from jobflow.core.errors import DataError
 from jobflow.core.types import Array
 from jobflow.data.batches import Batches
+from jobflow.data.describe import SOME
 from jobflow.data.sample_order import Order
-from jobflow.data.samples import Samples
+from jobflow.data.samples import Samples, Stream
+from jobflow.data.table import Table
 from jobflow.engine.job import Job
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.jobs import Jobs, prepared
@@ -24,6 +27,17 @@ def first_batch(loaded: Loaded) -> Iterator[tuple[Job, dict[str, Array]]]:
         with batches_of_training(jobs).start(epochs=1) as reading:
             batch = next(iter(reading))
         yield jobs.train(batch.size), {name: np.asarray(array) for name, array in batch.arguments.items()}
+
+
+@contextmanager
+def data_advised(loaded: Loaded, samples: Samples | Stream) -> Iterator[None]:
+    """Add the command that finds all samples that cannot be read to a DataError of the block."""
+    try:
+        yield
+    except DataError as error:
+        more = f" --samples {len(samples)}" if isinstance(samples, Samples) and not isinstance(samples, Table) and len(samples) > SOME else ""
+        error.args = (f"{error}. `jobflow data {loaded.files[0]}{more}` lists all samples that cannot be read", *error.args[1:])
+        raise
 
 
 def batches_of_training(jobs: Jobs) -> Batches:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from processes import MPIEXEC, ROOT, run_command
 
 from jobflow.cli import main
@@ -85,6 +86,17 @@ def test_lines_of_builders_come_first(trained: Trained) -> None:
     assert f'failing.py", line {line("deep")}, in wrong' in output and "in deep" in output and "KeyError: 'lss'" in output and not own(output)
     output = trained("model.builder=failing:deep", more=("--traceback",))
     assert f'failing.py", line {line("deep")}, in wrong' in output and own(output)
+
+
+def test_frames_of_packages_that_jobflow_calls_are_not_the_users(trained: Trained, tmp_path: Path) -> None:
+    for i in range(2):
+        (tmp_path / f"photos/{i}").mkdir(parents=True)
+        Image.fromarray(np.arange(3 * 40 * 40).reshape(40, 40, 3).astype(np.uint8)).save(tmp_path / f"photos/{i}/a.png")
+    (tmp_path / "photos/1/a.png").write_bytes((tmp_path / "photos/0/a.png").read_bytes()[:-60])
+    photos = f"data.train={{reader: images, path: {tmp_path}/photos, size: 8}}"
+    output = trained("data.train=null", photos, "data.batch_size=2")
+    assert output.startswith('DataError: reader "images"') and "a.png cannot be read as an image" in output
+    assert f"`jobflow data {tmp_path}/run.yaml` lists all samples that cannot be read" in output
 
 
 def test_lines_of_callbacks_come_first(trained: Trained) -> None:

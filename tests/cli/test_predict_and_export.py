@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from jobflow.cli import main
+from jobflow.core.errors import ArgumentError
+from jobflow.trainer.config import load
+from jobflow.trainer.predict import reader_for
 
 KINDS = ("ash", "beech", "cedar")
 CONFIG = """
@@ -156,6 +159,16 @@ class Needy(Next):
 """
 
 
+def test_a_reader_of_folders_accepts_no_single_file(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        f"model: {{layers: [{{dense: {{units: 2}}}}], loss: cross_entropy}}\ndata: {{train: {{reader: images, path: {tmp_path}}}, batch_size: 2}}\n"
+        "optimizer: {name: sgd, lr: 0.1}\ntraining: {steps: 1}\n"
+    )
+    (tmp_path / "a.png").touch()
+    with pytest.raises(ArgumentError, match=r"a\.png is a file, and the reader images of this model reads a folder; pass the folder"):
+        reader_for(load(tmp_path / "own.yaml").config, tmp_path / "a.png")
+
+
 def test_a_module_of_the_user_continues_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own_text.py").write_text(OWN_MODULE)
     (tmp_path / "letters.txt").write_text("abcdefgh" * 40)
@@ -177,4 +190,5 @@ output: {tmp_path}/out
     assert main(["predict", str(config), "--prompt", "ab", "--length", "6", "--temperature", "0"]) == 0
     assert capsys.readouterr().out == "abcdefgh\n"
     assert main(["predict", str(config), "--prompt", "ab", "--set", "model.builder=own_text:Needy"]) == 2
-    assert "own_text:Needy needs the field targets, but a prompt has tokens only" in capsys.readouterr().err
+    assert "own_text:Needy needs the field targets, but a prompt has tokens only" in (printed := capsys.readouterr()).err
+    assert not printed.out, "the prompt is printed after its checks"

@@ -77,7 +77,12 @@ def test_integers_and_other_separators(tmp_path: Path) -> None:
         ("a,b\n", {"fields": {"x": "a"}}, DataError, "is the only line, and is read as column names"),
         ("", {"fields": {"x": "a"}}, DataError, "the file is empty"),
         ("a,b\n1,2\n3\n", {"fields": {"x": "a"}}, DataError, r"line 3 \(byte 8\) has 1 columns, but the first line has 2"),
-        ("a,b\n1,2\n3,x\n", {"fields": {"x": "b"}}, DataError, r'line 3 \(byte 8\): column "b" is "x", which is not a number; if it is a category'),
+        (
+            "a,b\n1,2\n3,x\n",
+            {"fields": {"x": "b"}},
+            DataError,
+            r'line 3 \(byte 8\): column "b" is "x", which is not a number; correct the cell, leave it empty and set missing',
+        ),
         ("a\n1.5\n", {"fields": {"x": "a"}, "dtypes": {"x": "int32"}}, DataError, 'column "a" is "1.5", which is not a whole number'),
         ("a\n5000000000\n", {"fields": {"x": "a"}, "dtypes": {"x": "int32"}}, DataError, "set another element type with dtypes"),
         ("a,b\n1,\n", {"fields": {"x": "b"}}, DataError, 'column "b" is empty; set missing'),

@@ -53,8 +53,22 @@ def test_a_table_is_described_with_every_row_that_cannot_be_read(flowers: Path) 
     ):
         assert fact in texts
     arguments = {"path": str(flowers), "delimiter": ";", "fields": {"features": ["length", "width"], "labels": "species"}}
-    assert described.arguments == {**arguments, "categories": ["species"], "missing": {"width": "mean"}}
+    assert described.arguments == {**arguments, "categories": ["species"], "missing": {"length": "mean", "width": "mean"}}
     assert described.first[0] == {"length": "5.1", "width": "3.5", "seen": "2024-01-02", "species": "setosa"}
+
+
+def test_a_problem_is_listed_once_and_the_suggested_reader_reads_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [(f"text {i}", "unknown" if i % 10 == 3 else str(i / 2), ("Rome", "Oslo", "")[i % 3], i % 2) for i in range(30)]
+    table = "review,price,city,stars\n" + "".join(f"{a},{b},{c},{d}\n" for a, b, c, d in cells)
+    (tmp_path / "t.csv").write_text(table)
+    assert main(["data", str(tmp_path / "t.csv")]) == 1
+    output = capsys.readouterr().out
+    assert "30 different values, free text: no categories" in output and output.count("unknown") == 1
+    assert "3 problems\n" in output and "or add the column to categories (3 such cells)" in output
+    arguments = dict(describe_file(str(tmp_path / "t.csv")).arguments or {})
+    assert arguments["categories"] == ["city"] and arguments["empty"] == {"city": "index"} and "review" not in str(arguments["fields"])
+    (tmp_path / "t.csv").write_text(table.replace("unknown", ""))
+    assert len(open_reader("csv", **arguments).read(np.arange(30))["labels"]) == 30
 
 
 def test_files_without_column_names_and_parts_of_a_file(tmp_path: Path) -> None:

@@ -267,6 +267,8 @@ def test_labels_out_of_range_raise() -> None:
         F.cross_entropy(ones(2, 5), tensor([0, 5]))
     with pytest.raises(ShapeError, match=r"target int64\[3\] must be \[2\]"):
         F.cross_entropy(ones(2, 5), tensor([0, 1, 2]))
+    with pytest.raises(ShapeError, match="for numbers instead of classes, use mse_loss"):
+        F.cross_entropy(ones(2), tensor([0, 1]))
     with pytest.raises(DtypeError, match="must be integers, or probabilities"):
         F.cross_entropy(ones(2, 5), ones(2))
     with pytest.raises(ValueError, match='did you mean "mean"'):

@@ -202,9 +202,9 @@ WRONG = {
     "start_from: {path: FOLDER/broken.npz}": "start_from: .*broken.npz",
     "start_from: {path: FOLDER/broken.safetensors}": "start_from: .*broken.safetensors",
     "start_from: BASE": r'head.weight: the model has float32\[3,5\], the file float32\[4,5\]; to keep the initial value, write skip: \["head.\*"\]',
-    "start_from: {path: BASE, skip: [heed.*]}": 'start_from.skip: no variable of the model matches "heed.*"',
+    "start_from: {path: BASE, skip: [heed.*]}": r'start_from.skip: no variable of the model matches "heed.\*"; did you mean "head.\*"\?',
     "start_from: {path: BASE, only: [backbone.0.wight]}": 'did you mean "backbone.0.weight"',
-    "start_from: {path: BASE, rename: {bone.*: a.*}}": 'rename: no name in the file matches "bone',
+    "start_from: {path: BASE, rename: {bone.*: a.*}}": r'start_from.rename: no name in the file matches "bone.\*"; did you mean "backbone.\*"',
     "start_from: {path: BASE, rename: {head.weight: head.bias}}": '"head.weight" and "head.bias" both become "head.bias"',
     "start_from: {path: BASE, rename: {head.weight: a.*}}": r"more \* than the pattern",
     "start_from: {path: BASE, skip: [head.*], rename: {backbone.0.weight: backbone.0.wight}}": (
@@ -213,7 +213,7 @@ WRONG = {
     "start_from: {path: BASE, rename: {'*': state.*}}": r'the file has "state.backbone.0.weight": write rename: \{"state.\*": "\*"\}',
     "start_from: {path: FOLDER/ints.npz, strict: false}": "float32.*, the file int32.*convert the file",
     "start_from: {path: FOLDER/other.npz, strict: false}": "has no value for any selected variable",
-    "freeze: [heed.*]": r'run.yaml:4: freeze: no variable of the model matches "heed.\*"',
+    "freeze: [heed.*]": r'run.yaml:4: freeze: no variable of the model matches "heed.\*"; did you mean "head.\*"\? The var',
     "freeze: ['*']": "freeze: the patterns match every parameter",
 }
 
@@ -231,6 +231,12 @@ def test_wrong_sources_and_patterns(more: str, bases: dict[str, Path], tmp_path:
     with pytest.raises((ConfigError, CheckpointError)) as raised:
         run(loaded(file, tmp_path / "out", "training.steps=1", "optimizer.warmup_steps=0"))
     assert re.search(WRONG[more].replace("FOLDER", str(tmp_path)), str(raised.value)), str(raised.value)
+
+
+def test_a_setting_that_the_file_does_not_fit_is_named(bases: dict[str, Path], tmp_path: Path) -> None:
+    file = write_config(tmp_path, text("module", 3, f"start_from: {{path: {bases['module']}, skip: [head.*]}}"))
+    with pytest.raises(ConfigError, match=r"^--set start_from.skip=\[\]: start_from: .* does not fit the model"):
+        run(loaded(file, tmp_path / "out", "start_from.skip=[]"))
 
 
 def test_a_file_may_lack_variables_if_strict_is_false(bases: dict[str, Path], tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def replaced(value: Any, path: Path, inner: Any) -> Any:
 
 @dataclass(frozen=True)
 class Tree:
-    """Plain values, and the source positions of values from files and settings.  Positions of removed values may remain."""
+    """Plain values, and the source positions of values from files and settings.  Positions of values that null removed may remain."""
 
     plain: Any
     marks: Mapping[Path, Mark]
@@ -199,13 +199,16 @@ class Tree:
     def having(self, path: Path, value: Any, mark: Mark) -> Tree:
         """Return a copy of the tree with `value` at `path` and with the source position `mark`; new maps along the path share this position."""
         created = {outer: Mark(mark.at, mark.at) for outer in prefixes(path) if self.find(outer) is MISSING}
-        return Tree(replaced(self.plain, path, value), {**self.marks, **created, path: mark})
+        marks = {inner: known for inner, known in self.marks.items() if inner[: len(path)] != path}
+        return Tree(replaced(self.plain, path, value), {**marks, **created, path: mark})
 
     def under(self, above: Tree, removed: dict[Path, Origin]) -> Tree:
         """Return this tree overridden by `above`: maps are merged key by key, and lists are replaced.
 
         A null in `above` removes a key of this tree. The path of each removed key and the position of its null are added to `removed`.
         """
+
+        overridden: set[Path] = set()
 
         def merged(base: dict[str, Any], over: dict[str, Any], path: Path) -> dict[str, Any]:
             result = dict(base)
@@ -215,7 +218,10 @@ class Tree:
                     removed[*path, key] = above.marks[*path, key].at
                 else:
                     both = isinstance(value, dict) and isinstance(base.get(key), dict)
+                    overridden.update([] if both else [(*path, key)])
                     result[key] = merged(base[key], value, (*path, key)) if both else value
             return result
 
-        return Tree(merged(self.plain, above.plain, ()), {**self.marks, **above.marks})
+        plain = merged(self.plain, above.plain, ())
+        marks = {path: mark for path, mark in self.marks.items() if overridden.isdisjoint(prefixes(path))}
+        return Tree(plain, {**marks, **above.marks})

@@ -101,6 +101,13 @@ def test_what_settings_get_wrong_is_at_the_setting(tmp_path: Path) -> None:
     ]
 
 
+def test_values_inside_of_a_list_that_a_setting_replaced_are_at_the_setting(tmp_path: Path) -> None:
+    file = written(tmp_path, good=f"{GOOD}callbacks:\n  - callback: own:Stop\n")
+    for setting in ("callbacks=[json:Stob]", "callbacks.0={callback: json:Stob}"):
+        with pytest.raises(ConfigErrors, match=re.escape(f"--set {setting}: json has no Stob")):
+            load(file, [setting])
+
+
 def test_the_environment_is_checked_only_on_request(tmp_path: Path) -> None:
     before = list(sys.path)
     file = written(tmp_path, good=GOOD.replace("jobflow.models:lenet", "nowhere:net").replace("reader: digits", "reader: rods"))
