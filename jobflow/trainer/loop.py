@@ -478,10 +478,7 @@ class Loop:
         return COUNTER in self.session.variables and bool(self.session.read([COUNTER])[COUNTER][0])
 
     def _not_finite(self, before: Before, loss: float | None) -> None:
-        """Stop after a step with a non-finite loss or gradient, find the op that caused it, and restore the progress before the step.
-
-        If the step changed no variable, save the state before the step.
-        """
+        """Stop after a step with a non-finite loss or gradient, and find the op that caused it; save the state before the step if it is unchanged."""
         session, bad = self.session, before.progress.step + 1
         what = "the gradients" if loss is None else f"the loss {loss}"
         batch = self._halted()
@@ -497,5 +494,5 @@ class Loop:
 
     def _outcome(self) -> Outcome:
         assert self.stopped is not None
-        progress = self.progress
-        return Outcome(progress.step, progress.epoch, dict(progress.metrics), self.stopped, self._saved, self.message, self._seconds)
+        now = self.progress
+        return Outcome(now.step, now.epoch, dict(now.metrics), self.stopped, self._saved, self.message, self._seconds)
