@@ -478,7 +478,7 @@ class Loop:
         return COUNTER in self.session.variables and bool(self.session.read([COUNTER])[COUNTER][0])
 
     def _not_finite(self, before: Before, loss: float | None) -> None:
-        """Stop after a step with a non-finite loss or gradient, and find the op that caused it; save the state before the step if it is unchanged."""
+        """Stop after a step with a non-finite loss or gradient; name its cause.  Save the state before the step if no variable has changed."""
         session, bad = self.session, before.progress.step + 1
         what = "the gradients" if loss is None else f"the loss {loss}"
         batch = self._halted()
