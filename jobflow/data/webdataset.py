@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain, groupby, islice
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, NoReturn
 
 import numpy as np
 
@@ -28,6 +29,8 @@ fault = fault_of(WHAT)
 DECODED, CODE = ("jpg", "jpeg", "png", "npy", "json", "txt", "cls"), ("pkl", "pickle", "pyd", "pth", "pt", "dill")
 #: bytes of an extended header, which tarfile reads into memory
 HEADER = 1 << 20
+#: bytes of the two blocks of zeros that end a tar file
+END = 2 * tarfile.BLOCKSIZE
 #: a whole number in an entry .cls
 _CLASS = re.compile(rb"\s*[+-]?[0-9]{1,19}\s*")
 #: most entries of a sample that are looked at, and usual names of fields
@@ -144,6 +147,8 @@ def _grouped(file: AnyPath, endings: Collection[str]) -> Iterator[tuple[AnyPath,
             yield file, name, content
             content = {}
         name = entry.sample
+        if entry.ending in content:
+            raise fault(f'{file}: sample "{name}" has two entries {entry.ending}; pack each sample once, with a name of its own')
         content[entry.ending] = entry.content
     if content:
         yield file, name, content
@@ -184,6 +189,7 @@ def entries_of(file: AnyPath, endings: Collection[str] | None = None) -> Iterato
     with open_regular(file, fault) as content:
         try:
             archive = tarfile.open(fileobj=content, mode="r|", tarinfo=_Info)  # noqa: SIM115 - the file is closed by its own block
+            _check_last_blocks(file, content)
             while (info := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # a stream needs no list of all entries
                 if info.isdir():
@@ -196,10 +202,46 @@ def entries_of(file: AnyPath, endings: Collection[str] | None = None) -> Iterato
                     RECORD.check(info.size, f"{file}: {info.name:.200}", fault)
                     data = archive.extractfile(info)
                     yield Entry(f"{folder}/{sample}" if folder else sample, ending.lower(), b"" if data is None else data.read())
+            _check_end(file, content, archive.offset)
         except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
             if isinstance(error, DataError):
                 raise error if str(file) in str(error) else fault(f"{file}: {error}") from None
             raise fault(f"{file} is not a complete tar file: {error}; replace it, and unpack .tar.gz files to .tar") from error
+
+
+def _check_last_blocks(file: AnyPath, content: BinaryIO) -> None:
+    """Raise DataError unless a tar file ends with two blocks of zeros; detects a truncated file before its first sample is used."""
+    size = os.fstat(content.fileno()).st_size
+    if os.pread(content.fileno(), END, max(size - END, 0)) != bytes(END):
+        raise fault(f"{file} is not a complete tar file: it ends at byte {size:,} without two blocks of zeros; copy or pack it again")
+
+
+def _check_end(file: AnyPath, content: BinaryIO, end: int) -> None:
+    """Raise DataError unless only zeros follow byte `end`, where the entries of a tar file end, and at least two blocks of them."""
+    content.seek(end)
+    start = end
+    while piece := content.read(HEADER):
+        if rest := piece.lstrip(b"\0"):
+            first = start + len(piece) - len(rest)
+            _raise_after_end(file, content, end, first)
+        start += len(piece)
+    if start < end + END:
+        raise fault(f"{file} is not a complete tar file: it ends at byte {start:,} without two blocks of zeros; copy or pack it again")
+
+
+def _raise_after_end(file: AnyPath, content: BinaryIO, end: int, first: int) -> NoReturn:
+    """Raise DataError for a tar file with the end of its entries at byte `end` and other bytes from byte `first`."""
+    if first < end + END:
+        raise fault(f"{file} is damaged: there is no entry at byte {end:,}, but other bytes follow at byte {first:,}; copy or pack it again")
+    content.seek(first)
+    try:
+        tarfile.TarInfo.frombuf(content.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        raise fault(f"{file} is damaged: its end is at byte {end:,}, but other bytes follow at byte {first:,}; copy or pack it again") from None
+    raise fault(
+        f"{file}: its end is at byte {end:,}, but an entry follows at byte {first:,}, as in concatenated tar files; keep the files separate, "
+        "or copy a damaged file again"
+    )
 
 
 def _ending(field: str, ending: str) -> tuple[str, str]:
@@ -242,13 +284,20 @@ def _array(content: bytes, where: str) -> Array:
 
 def _scalars(content: bytes, inside: str, where: str) -> Array:
     """Return the number or the list of numbers in a text or in JSON, where `inside` are keys with points."""
+    at = f" at {inside}" if inside else ""
     try:
         value: Any = json_tree(content)
-        for key in filter(None, inside.split(".")):
+    except ValueError as error:
+        raise fault(f"{where}: there is no number{at}: {error}; correct the entry") from None
+    for key in filter(None, inside.split(".")):
+        try:
             value = value[key] if isinstance(value, dict) else value[int(key)]
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise fault(f'{where}: there is no number{at}: {value!r:.60} has no "{key}"; correct the entry') from None
+    try:
         array = np.asarray(value)
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise fault(f"{where}: there is no number{f' at {inside}' if inside else ''}: {type(error).__name__}: {error}; correct the entry") from None
+    except ValueError:
+        raise fault(f"{where}: there is no number{at}: the lists in {value!r:.60} have different lengths; correct the entry") from None
     if array.dtype.kind not in "biuf":
-        raise fault(f"{where}{f' at {inside}' if inside else ''} is {value!r:.60}, and no number; correct the entry")
+        raise fault(f"{where}{at} is {value!r:.60}, and no number of at most 64 bits; correct the entry")
     return array.astype(np.float32) if array.dtype.kind == "f" else array

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -154,7 +155,12 @@ def json_tree(text: bytes, depth: int = DEPTH) -> Any:
     nesting = depth_of(text)
     if nesting > depth:
         raise ValueError(f"the JSON text has {nesting:,} nested levels, more than the limit of {depth}")
-    tree = json.loads(text.decode("utf-8-sig"))
+    try:
+        tree = json.loads(text.decode("utf-8-sig"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # the only other ValueError of json, whose message proposes to change Python's limit
+        raise ValueError(f"the JSON text has a number of more than {sys.get_int_max_str_digits():,} digits") from None
     if _SURROGATE.search(text):  # an unpaired surrogate can neither be printed nor name a file
         json.dumps(tree, ensure_ascii=False).encode()
     return tree

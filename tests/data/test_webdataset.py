@@ -124,6 +124,15 @@ ENTRY = ("0.cls", b"1")
         ([("0.png", b"no image")], {"x": "png"}, "0.png cannot be read as an image"),
         ([("0.cls", b"cat")], {"x": "cls"}, "0.cls: there is no number"),
         ([("0.json", b'{"a": "b"}')], {"x": "json:a"}, "0.json at a is 'b', and no number"),
+        (
+            [("0.cls", b"7" * 5000)],
+            {"x": "cls"},
+            r"0.cls: there is no number: the JSON text has a number of more than 4,300 digits; correct the entry",
+        ),
+        ([("0.cls", b"7" * 30)], {"x": "cls"}, "0.cls is 7+, and no number of at most 64 bits"),
+        ([("0.json", b'{"a": [1]}')], {"x": "json:a.b"}, r"there is no number at a.b: \[1\] has no \"b\"; correct the entry"),
+        ([("0.json", b"[[1], [1, 2]]")], {"x": "json"}, r"the lists in \[\[1\], \[1, 2\]\] have different lengths"),
+        ([ENTRY, ("0.txt", b""), ENTRY], {"x": "cls"}, r'a\.tar: sample "0" has two entries cls; pack each sample once'),
         ([("0.json", b"[" * 300)], {"x": "json"}, "nested levels"),
         ([ENTRY, ("1.txt", b"")], {"x": "cls", "t": "txt"}, 'sample "0" has no entry txt, only cls'),
         ([("0.txt", b"a")], {"x": "cls"}, "has no sample with cls"),
@@ -147,6 +156,33 @@ def test_hostile_files_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("JOBFLOW_MAX_RECORD", "10")
     with pytest.raises(DataError, match=r"0\.cls has 11 bytes, more than the limit of 10; set JOBFLOW_MAX_RECORD"):
         opened(packed(tmp_path / "a.tar", ("0.cls", b"1" * 11)), fields=fields)
+
+
+def test_tar_files_without_their_end_raise(tmp_path: Path) -> None:
+    whole = packed(tmp_path / "a.tar", *((f"{i}.cls", b"%d" % i) for i in range(4))).read_bytes()
+    gap = whole[:2048] + bytes(1024) + whole[2048:]
+    lost = "is not a complete tar file: it ends at byte"
+    cases = {
+        whole[:4096]: rf"a\.tar {lost} 4,096 without two blocks of zeros; copy or pack it again",
+        whole[:4608]: rf"{lost} 4,608 without two blocks",
+        whole[:1600]: rf"{lost} 1,600 without two blocks",
+        gap: r"a\.tar: its end is at byte 2,048, but an entry follows at byte 3,072, as in concatenated tar files; keep the files separate",
+        whole + whole: "its end is at byte 4,096, but an entry follows at byte 10,240, as in concatenated tar files",
+        whole[:2048] + bytes(1024) + whole[3072:]: "an entry follows at byte 3,072",
+        whole[:2048] + bytes(512) + whole[2560:]: "is damaged: there is no entry at byte 2,048, but other bytes follow at byte 2,560",
+        whole[:2048] + b"damage" + whole[2054:]: "is damaged: there is no entry at byte 2,048, but other bytes follow at byte 2,048",
+        whole[:6000] + b"x" + whole[6001:]: "is damaged: its end is at byte 4,096, but other bytes follow at byte 6,000; copy",
+    }
+    for content, message in cases.items():
+        (tmp_path / "a.tar").write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            list(opened(tmp_path, fields={"x": "cls"}).samples(0))
+    (tmp_path / "a.tar").write_bytes(gap)
+    described = describe_file(str(tmp_path / "a.tar"))
+    assert described.read == 1 and described.wrong == 1 and "an entry follows at byte 3,072" in described.problems[0]
+    for length in (4096 + 1024, len(whole), 3 * len(whole)):  # any number of blocks of zeros from two
+        (tmp_path / "a.tar").write_bytes(whole[:length].ljust(length, b"\0"))
+        assert len(list(opened(tmp_path, fields={"x": "cls"}).samples(0))) == 4
 
 
 @pytest.mark.parametrize(
