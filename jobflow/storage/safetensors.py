@@ -132,13 +132,17 @@ def _header(path: AnyPath | str, beginning: Callable[[], tuple[int, bytes, bytes
         size, start, text = beginning()
         ITEMS.check(text.count(b","), "its header", ValueError)
         header = json_tree(text)
-        infos = {name: _info(entry, 8 + len(text)) for name, entry in header.items() if name != "__metadata__"}
+        if not isinstance(header, dict):
+            raise ValueError("its header must be a map of tensors by name")
+        infos = {name: _info(name, entry, 8 + len(text)) for name, entry in header.items() if name != "__metadata__"}
         metadata = header.get("__metadata__", {})
+        if not isinstance(metadata, dict):
+            raise ValueError("the metadata in its header must be a map of strings")
         if not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("the metadata in its header contains values that are not strings")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is damaged: it is not a safetensors file ({error})") from error
     _check_offsets(path, infos, 8 + len(text), size)
     return Header(infos, size, hashlib.sha256(start + text).hexdigest(), metadata)
@@ -158,6 +162,8 @@ def _beginning(path: AnyPath) -> tuple[int, bytes, bytes]:
 
 
 def _length(path: AnyPath | str, start: bytes, size: int) -> int:
+    if len(start) < 8:
+        raise ValueError(f"it has {size} bytes, fewer than the 8 bytes of the length of its header")
     (length,) = struct.unpack("<Q", start)
     if length > size - 8:
         raise ValueError(f"its header needs {length} bytes, but the file has {size} bytes")
@@ -179,10 +185,15 @@ def _check_offsets(path: AnyPath | str, infos: Mapping[str, TensorInfo], start: 
         raise CheckpointError(f"{path} is damaged: its tensors end at byte {at}, but the file ends at byte {size}")
 
 
-def _info(entry: Mapping[str, Any], data_start: int) -> TensorInfo:
-    if entry["dtype"] not in _NUMPY:
-        raise ValueError(f"unknown element type {entry['dtype']!r}")
-    start, stop = (whole(at, "an offset") for at in entry["data_offsets"])
+def _info(name: str, entry: Any, data_start: int) -> TensorInfo:
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise ValueError(f'tensor "{name}" in its header must have dtype, shape and data_offsets; got {entry!r:.80}')
+    if not isinstance(entry["dtype"], str) or entry["dtype"] not in _NUMPY:
+        raise ValueError(f"unknown element type {entry['dtype']!r:.80}")
+    offsets = entry["data_offsets"]
+    if not isinstance(offsets, list) or len(offsets) != 2:
+        raise ValueError(f'the data_offsets of tensor "{name}" must be two offsets; got {offsets!r:.80}')
+    start, stop = (whole(at, "an offset") for at in offsets)
     info = TensorInfo(shape_of(entry["shape"]), _numpy(_NUMPY[entry["dtype"]]), data_start + start)
     if info.nbytes != stop - start:
         raise ValueError(f"the offsets {entry['data_offsets']} do not match the size of a tensor {entry['dtype']}{entry['shape']}")

@@ -49,6 +49,8 @@ def _shards(path: AnyPath) -> dict[str, set[str]]:
         ITEMS.check(text.count(b","), "it", ValueError)
         json_tree(text)  # checks the depth
         tree = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique)
+        if not isinstance(tree, Mapping) or "weight_map" not in tree:
+            raise ValueError("it must be a map with weight_map, a map of file names by tensor")
         entries = tree["weight_map"]
         if not isinstance(entries, Mapping) or not entries:
             raise ValueError("weight_map must be a map of file names by tensor")
@@ -57,7 +59,7 @@ def _shards(path: AnyPath) -> dict[str, set[str]]:
             shards.setdefault(_shard_name(shard), set()).add(name)
     except FileNotFoundError:
         raise CheckpointError(f"there is no index {path}; correct the path, or copy the folder again") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not an index of safetensors files: {error}; copy it again") from None
     return shards
 

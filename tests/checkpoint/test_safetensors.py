@@ -75,6 +75,21 @@ HOSTILE = {
     "more elements than there are numbers": file_of({"a": entry(0, 0, (2**62, 2**62))}, 0),
     "no offsets": file_of({"a": {"dtype": "F32", "shape": [2, 3]}}),
     "metadata that is no text": file_of({"__metadata__": {"a": 1}, **GOOD}),
+    "metadata that is a list": file_of({"__metadata__": ["a"], **GOOD}),
+    "a tensor that is a list": file_of({"a": [1]}),
+    "one offset": file_of({"a": {**entry(0, 24), "data_offsets": [0]}}),
+    "a type that is a list": file_of({"a": {**entry(0, 24), "dtype": ["F32"]}}),
+    "a number of 5,000 digits": file_of(b'{"a": %s}' % (b"7" * 5000)),
+}
+MESSAGES = {
+    "seven bytes": "it has 7 bytes, fewer than the 8 bytes of the length of its header",
+    "a list": "its header must be a map of tensors by name",
+    "no offsets": 'tensor "a" in its header must have dtype, shape and data_offsets; got',
+    "metadata that is a list": "the metadata in its header must be a map of strings",
+    "a tensor that is a list": r'tensor "a" in its header must have dtype, shape and data_offsets; got \[1\]',
+    "one offset": r'the data_offsets of tensor "a" must be two offsets; got \[0\]',
+    "a type that is a list": r"unknown element type \['F32'\]",
+    "a number of 5,000 digits": "the JSON text has a number of more than 4,300 digits",
 }
 
 
@@ -86,5 +101,5 @@ def test_jobflow_and_safetensors_reject_the_same_files(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(safetensors.SafetensorError):
             safetensors.safe_open(path, "numpy").keys()
-        with pytest.raises(CheckpointError, match="is damaged"):
+        with pytest.raises(CheckpointError, match=f"is damaged.*{MESSAGES.get(what, '')}"):
             print(what, ours.read_header(path))
