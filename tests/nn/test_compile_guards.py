@@ -241,6 +241,12 @@ def test_the_reason_of_a_trace_names_the_value() -> None:
     model.p = 0.25
     compiled(flow.ones(3))
     assert compiled.traces[1:] == ["Dropout.p was 0.5 and is 0.25"]
+    layer = nn.Linear(3, 2)
+    compiled = flow.compile(layer)
+    compiled(flow.ones(1, 3))
+    layer.weight = nn.Parameter(flow.ones(2, 3))
+    compiled(flow.ones(1, 3))
+    assert compiled.traces[1:] == ["Linear['weight'] was a tensor float32[2,3] and is another tensor"]
 
 
 # -------------------------------------------------------------------- values that did not exist, and values that no guard compares

@@ -215,7 +215,10 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _difference(path: str, old: Any, new: Any) -> str:
-    return f"{path or 'a value'} was {_shown(old)} and is {_shown(new)}"
+    before, now = _shown(old), _shown(new)
+    if before == now:
+        now = "another tensor" if isinstance(new, Tensor) else f"another {type(new).__name__}"
+    return f"{path or 'a value'} was {before} and is {now}"
 
 
 def _shown(value: Any) -> str:
