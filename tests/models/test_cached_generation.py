@@ -12,7 +12,7 @@ import processes
 import pytest
 
 import jobflow as flow
-from jobflow.core.errors import ArgumentError, JobError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
 from jobflow.models import GPT, KeyValueCache, Llama, attention, generate, gpt, rotary_embedding
 from jobflow.models.generation.key_value_cache import JobCache
 
@@ -68,7 +68,7 @@ def test_a_sequence_is_a_function_of_its_prompt_settings_and_seed() -> None:
     assert tokens[0] == tokens[1] != tokens[2] and len(tokens[0]) == 7
     stop = tokens[0][3]
     assert (
-        generate(model, np.array(PROMPTS[0]), 7, seed=1, top_k=9, top_p=0.95, temperature=2.0, cache=cache, stop=[stop])
+        generate(model, np.array(PROMPTS[0]), 7, seed=1, top_k=9, top_p=0.95, temperature=2.0, cache=cache, stop=stop)
         == (tokens[0][: tokens[0].index(stop)])
     )
     assert generate(model, flow.tensor(PROMPTS[0]), 0, cache=cache) == []
@@ -109,7 +109,7 @@ def test_invalid_calls_raise_with_the_values() -> None:
         (
             lambda: generate(model, [1, 2], 11),
             ArgumentError,
-            "a prompt of 2 and 11 new tokens exceed the length 12 of the model; pass fewer tokens, or ",
+            "a prompt of 2 and 11 new tokens exceed the length 12 of the model and its cache; pass fewer tokens, or ",
         ),
         (lambda: generate(model, [], 1), ArgumentError, "the prompt is empty"),
         (lambda: generate(model, [[1], []], 1), ArgumentError, "the prompt is empty"),
@@ -121,7 +121,15 @@ def test_invalid_calls_raise_with_the_values() -> None:
         (lambda: generate(model, [1], 1, seed=-1), ArgumentError, "seed is -1; pass an integer of 0 or more"),
         (lambda: generate(model, [1], 1, cache=KeyValueCache(2, 8)), ArgumentError, "the cache has a batch of 2, but there are 1 prompts"),
         (lambda: KeyValueCache(1, 0), ArgumentError, "batch is 1 and length 0; pass numbers of 1 or more"),
-        (lambda: KeyValueCache(2, 4).rewind(5), ArgumentError, r"\[5, 5\]; pass one number, or 2 numbers, from 0 to the length 4"),
+        (
+            lambda: KeyValueCache(2, 4).rewind(3),
+            ArgumentError,
+            r"rewind at .*: the counts are \[3, 3\], but the cache has \[0, 0\] tokens per sequence; pass one integer, or 2 integers, from 0",
+        ),
+        (lambda: KeyValueCache(1, 4).rewind(1.5), ArgumentError, r"the counts are \[1.5\], but"),  # type: ignore[arg-type]
+        (lambda: generate(model, [1], 2.5), ArgumentError, "the number of new tokens is 2.5; pass an integer of 0 or more"),  # type: ignore[arg-type]
+        (lambda: generate(model, [1], 1, stop="end"), ArgumentError, "stop is 'end'; pass a token, or a sequence of tokens"),  # type: ignore[arg-type]
+        (lambda: generate(model, [1] * 10, 10, cache=KeyValueCache(1, 64)), ArgumentError, "and 10 new tokens exceed the length 12 of the model and"),
         (lambda: model(one, cache=KeyValueCache(1, 4)), JobError, r"a cache has no gradients; call the model inside of no_grad\(\)"),
         (lambda: model(flow.tensor([[1] * 13])), ArgumentError, "13 tokens exceed length 12"),
         (lambda: GPT(width=10, heads=4), ArgumentError, "width 10 must be divisible by heads 4"),
@@ -156,6 +164,19 @@ def test_a_full_cache_of_a_job_raises() -> None:
         ArgumentError, match=r'"counts" holds 3 at \[0\]; cache at .* accepts 0 to 2. Generate fewer tokens: the cache has the length 4'
     ):
         job(batch | {"counts": np.array([3])})
+
+
+def test_a_cache_of_other_sizes_or_types_raises_an_error() -> None:
+    model, cache = model_of(GPT), KeyValueCache(1, LENGTH)
+    with flow.no_grad():
+        model(flow.tensor([[1]]), cache=cache)
+    wide = GPT(**SIZES | {"width": 32}).to(flow.float64)
+    with pytest.raises(ShapeError, match=r"the cache has keys .*, but the model computes .*; create another cache for this model and batch"):
+        generate(wide, [1], 2, cache=cache)
+    deep = GPT(**SIZES | {"blocks": 3}).to(flow.float64)  # more layers of the same sizes
+    assert generate(deep, [1], 2, temperature=0, cache=cache) == generate(deep, [1], 2, temperature=0)
+    with pytest.raises(DtypeError, match=r"the cache has keys .*float64.*, but the model computes .*float32.*; create another cache"):
+        generate(model.to(flow.float32), [1], 2, cache=cache)
 
 
 @pytest.mark.mpi

@@ -93,6 +93,7 @@ def test_ends_of_the_draw_are_tokens_that_can_be() -> None:
     assert sample_token(scores, 1.0, 0, 0.0) == 1
     assert sample_token(scores, 1.0, 0, np.nextafter(1.0, 0.0)) == 2
     assert sample_token(np.array([1e30, 0.0]), 1e-3, 0, 0.5) == 0
+    assert sample_token(np.array([1e30, 0.0, 2e30], np.float32), 5e-324, 0, 0.999) == 2
 
 
 def test_a_text_is_a_function_of_its_seed() -> None:
@@ -103,13 +104,37 @@ def test_a_text_is_a_function_of_its_seed() -> None:
     assert first == again != other
 
 
+@pytest.mark.parametrize("temperature", (0.0, 1.0))
+@pytest.mark.parametrize(("values", "count"), (([np.nan, 0, 0], 1), ([0, np.inf, np.nan], 2), ([-np.inf] * 3, 3)))
+def test_scores_that_are_not_finite_raise_an_error(values: list[float], count: int, temperature: float) -> None:
+    def scores_of(tokens: Any) -> Any:
+        scores = counting(3)(tokens)
+        scores[0, 3] = values
+        return scores
+
+    sequence = tokens_after(scores_of, [0, 1], 9, length=8, temperature=temperature)
+    assert [next(sequence), next(sequence)] == [2, 0]
+    with pytest.raises(ArgumentError, match=rf"generate at .*: {count} of 3 scores at position 4 of row 0 are NaN or inf; check that"):
+        next(sequence)
+
+
+def test_a_score_of_minus_infinity_excludes_its_token() -> None:
+    def scores_of(tokens: Any) -> Any:
+        return np.broadcast_to(np.array([-np.inf, 0, -np.inf]), (*tokens.shape, 3))
+
+    assert list(tokens_after(scores_of, [0], 4, length=8)) == [1] * 4
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "words"),
     (
         (b"", {}, "the prompt is empty"),
         (b"a", {"temperature": -1.0}, "temperature is -1.0"),
         (b"a", {"temperature": float("nan")}, "temperature is nan"),
+        (b"a", {"temperature": float("inf")}, "temperature is inf and top_k 0; pass a finite number and an integer of 0 or more"),
+        (b"a", {"temperature": "1"}, "temperature is '1'"),
         (b"a", {"top_k": -1}, "top_k -1"),
+        (b"a", {"top_k": 1.5}, "top_k 1.5"),
         (b"a", {"top_p": 0.0}, r"generate at test_generate.py:\d+: top_p is 0.0; pass a number above 0 and at most 1"),
         (b"a", {"top_p": float("nan")}, "top_p is nan"),
         (b"a", {"length": 0}, "the number of new tokens is 3 and the length 0; pass"),

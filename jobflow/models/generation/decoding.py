@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from numbers import Integral
 from typing import Any, Protocol
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError
+from jobflow.core.errors import ArgumentError, counted
 from jobflow.core.types import Array
 from jobflow.models.generation.token_sampling import Sampling, call_text
 
@@ -64,8 +65,8 @@ def tokens_after(scores_of: Callable[[Array], Array], prompt: Sequence[int], cou
 def continued(reader: Reader, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, sliding: bool = False) -> Iterator[list[int | None]]:
     """Yield the next token of each prompt up to `count` times; None for a sequence that a token of `sampling.stop` has ended.
 
-    Raises: ArgumentError for an empty prompt, and without `sliding` for more than `reader.length` tokens in total. With `sliding`, the model reads
-    the last `reader.length` tokens, and each further token costs a whole window.
+    Raises: ArgumentError for an empty prompt, for scores that are NaN or inf, and without `sliding` for more than `reader.length` tokens in total.
+    With `sliding`, the model reads the last `reader.length` tokens, and each further token costs a whole window.
     """
     sampling.check()
     _check(prompts, count, reader.length, sliding)
@@ -74,6 +75,9 @@ def continued(reader: Reader, prompts: Sequence[Sequence[int]], count: int, samp
     running = [True] * len(prompts)
     scores: list[Array] = _prompts_read(reader, windows) if count else []
     for step in range(count):
+        for i, (row, prompt, alive) in enumerate(zip(scores, prompts, running, strict=True)):
+            if alive:
+                _check_scores(row, i, len(prompt) + step)
         tokens = [sampling.next(row, stream) if alive else 0 for row, stream, alive in zip(scores, random, running, strict=True)]
         running = [alive and token not in sampling.stop for token, alive in zip(tokens, running, strict=True)]
         if not any(running):
@@ -112,7 +116,24 @@ def _prompts_read(reader: Reader, windows: Sequence[Sequence[int]]) -> list[Arra
     return results
 
 
+def _check_scores(scores: Array, row: int, position: int) -> None:
+    """Raise ArgumentError if no token can be selected. A score of -inf excludes a token, which is valid if other scores are finite."""
+    if not np.isfinite(scores.max()):
+        count = scores.size - np.count_nonzero(np.isfinite(scores))
+        raise ArgumentError(
+            f"{call_text()}: {count} of {counted(scores.size, 'score')} at position {position} of row {row} are NaN or inf; check that the model's "
+            f"parameters are finite"
+        )
+
+
+def check_count(count: Any) -> None:
+    """Raise ArgumentError unless the number of new tokens is an integer."""
+    if not isinstance(count, Integral):
+        raise ArgumentError(f"{call_text()}: the number of new tokens is {count!r}; pass an integer of 0 or more")
+
+
 def _check(prompts: Sequence[Sequence[int]], count: int, length: int, sliding: bool) -> None:
+    check_count(count)
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise ArgumentError(f"{call_text()}: the prompt is empty; pass at least one token")
     if count < 0 or length < 1:
@@ -122,6 +143,6 @@ def _check(prompts: Sequence[Sequence[int]], count: int, length: int, sliding: b
     longest = max(map(len, prompts))
     if not sliding and longest + count > length:
         raise ArgumentError(
-            f"{call_text()}: a prompt of {longest} and {count} new tokens exceed the length {length} of the model; pass fewer tokens, or "
-            f"sliding=True to read the last {length} tokens only"
+            f"{call_text()}: a prompt of {longest} and {count} new tokens exceed the length {length} of the model and its cache; pass fewer "
+            f"tokens, or sliding=True to read the last {length} tokens only"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from jobflow.core.types import Array
 from jobflow.functional.creation import tensor
 from jobflow.functional.gradients import no_grad
 from jobflow.functional.tensor_class import Tensor
-from jobflow.models.generation.decoding import CHUNK, continued
+from jobflow.models.generation.decoding import CHUNK, check_count, continued
 from jobflow.models.generation.key_value_cache import KeyValueCache
 from jobflow.models.generation.token_sampling import Sampling
 from jobflow.nn.compiled.compiling import compile
@@ -34,17 +35,23 @@ class ModuleReader:
     """A module with a cache, compiled for a chunk of tokens and for a single token."""
 
     def __init__(self, model: Module, cache: KeyValueCache) -> None:
-        self.model, self.cache, self.length, self.chunk = model, cache, cache.length, min(CHUNK, cache.length)
+        self.model, self.cache = model, cache
+        self.length = min(cache.length, length_of(model) or cache.length)
+        self.chunk = min(CHUNK, self.length)
         self.step = _CachedModel(model, cache)
         #: a plan for a chunk of tokens, and one for a single token
         self.compiled = {count: compile(self.step) for count in (1, self.chunk)}
+        #: True after the first call, which creates the buffers
+        self.started = False
         #: the number of tokens per sequence in the cache
         self.counts: list[int] = []
 
     def read(self, tokens: Array, first: Sequence[int]) -> Array:
         with no_grad():
-            if not self.cache.layers:
-                self.step(self._tensor(tokens[:, :1]))  # creates the buffers
+            if not self.started:
+                self.cache.rewind(0)
+                self.step(self._tensor(tokens[:, :1]))  # creates the buffers, or raises if the cache has those of another model
+                self.started = True
             if [*first] != self.counts:
                 self.cache.rewind(first)
             result: Array = self.compiled[tokens.shape[1]](self._tensor(tokens)).numpy()
@@ -64,7 +71,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    stop: Collection[int] = (),
+    stop: int | Collection[int] = (),
     seed: int = 0,
     sliding: bool = False,
 ) -> list[Any]:
@@ -72,16 +79,18 @@ def generate(
 
     `model(tokens, cache=cache)` returns the scores of the next tokens, [batch, tokens, words]. A temperature of 0 selects the token with the highest
     score. Otherwise tokens are sampled from softmax(scores / temperature). `top_k` limits them to the most likely tokens (0: no limit), and `top_p`
-    to those of these with this total probability. A token in `stop` ends its sequence and is not returned. Equal seeds give equal tokens, on
-    any number of ranks.
+    to those of these with this total probability. A token in `stop` ends its sequence and is not returned. Equal seeds give equal tokens for a row of
+    the batch, on any number of ranks.
 
-    The maximum number of tokens is `cache.length`, or `model.length` without a cache. More tokens are an error. With `sliding`, the model reads the
-    last tokens only, and each further token costs a whole window. The model is compiled at the first call with a cache; later calls with the same
-    cache reuse the plans, and discard its content.
+    The maximum number of tokens is the smaller one of `cache.length` and `model.length`, if the model has this attribute. More tokens are an error
+    before the first one. With `sliding`, the model reads the last tokens only, and each further token costs a whole window.
+
+    The model is compiled at the first call with a cache. Later calls with the same cache reuse the plans, and discard its content.
     """
     prompts, is_batch = _prompts(prompt)
+    check_count(max_new_tokens)
     reader = _reader(model, len(prompts), max(map(len, prompts), default=0) + max_new_tokens, cache)
-    sampling = Sampling(temperature, top_k, top_p, tuple(stop), seed)
+    sampling = Sampling(temperature, top_k, top_p, _stop_tokens(stop), seed)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -111,11 +120,26 @@ def _prompts(prompt: Any) -> tuple[list[list[int]], bool]:
     return [array.tolist() for array in arrays], is_batch
 
 
+def _stop_tokens(stop: Any) -> tuple[int, ...]:
+    """Return the tokens of the argument `stop`, one token or several; raise ArgumentError for other values."""
+    values: Any = stop.tolist() if isinstance(stop, Tensor | np.ndarray) else stop
+    tokens = tuple(values) if isinstance(values, Collection) else (values,)
+    if not all(isinstance(token, Integral) for token in tokens):
+        raise ArgumentError(f"generate at {user_line()}: stop is {stop!r:.60}; pass a token, or a sequence of tokens, which are integers")
+    return tokens
+
+
+def length_of(model: Module) -> int | None:
+    """Return the maximum number of tokens of a model: its attribute `length`, if this is an integer of 1 or more, and else None."""
+    length = getattr(model, "length", None)
+    return length if isinstance(length, int) and length > 0 else None
+
+
 def _reader(model: Module, batch: int, needed: int, cache: KeyValueCache | None) -> ModuleReader:
     """Return the reader of the model with this cache; a new cache has `model.length`, or the `needed` length."""
     if cache is None:
         device = next((x.device for x in model.parameters()), None)
-        return ModuleReader(model, KeyValueCache(batch, getattr(model, "length", None) or max(needed, 1), device))
+        return ModuleReader(model, KeyValueCache(batch, length_of(model) or max(needed, 1), device))
     if cache.batch != batch:
         raise ArgumentError(f"generate at {user_line()}: the cache has a batch of {cache.batch}, but there are {batch} prompts; create another cache")
     reader = cache.__dict__.get("_reader")

@@ -8,12 +8,15 @@ A fixed length lets one compiled plan serve every token. `KeyValueCache` holds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import sqrt
+from numbers import Integral
 from typing import Any, Protocol
 
+import numpy as np
+
 import jobflow.core.scope as scope
-from jobflow.core.errors import ArgumentError, JobError, ShapeError, counted, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, counted, user_line
 from jobflow.core.layout import B, Layout, Partial
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import TensorType, int64
@@ -97,11 +100,13 @@ class KeyValueCache(Module):
         return at
 
     def rewind(self, counts: int | Sequence[int] = 0) -> None:
-        """Set the number of tokens per sequence to `counts`; later tokens are forgotten."""
-        each = [int(counts)] * self.batch if isinstance(counts, int) else [int(n) for n in counts]
-        if len(each) != self.batch or not all(0 <= n <= self.length for n in each):
-            valid = f"one number, or {counted(self.batch, 'number')}, from 0 to the length {self.length} of the cache"
-            raise ArgumentError(f"rewind at {user_line()}: the counts are {each}; pass {valid}")
+        """Set the number of tokens per sequence to `counts`, at most the current number; later tokens are forgotten."""
+        values: Any = counts.tolist() if isinstance(counts, Tensor | np.ndarray) else counts
+        each = [*values] if isinstance(values, Collection) else [values] * self.batch
+        current: list[int] = self.counts.tolist()
+        if len(each) != self.batch or not all(isinstance(n, Integral) and 0 <= int(n) <= most for n, most in zip(each, current, strict=True)):
+            valid = f"one integer, or {counted(self.batch, 'integer')}, from 0 to these numbers"
+            raise ArgumentError(f"rewind at {user_line()}: the counts are {each}, but the cache has {current} tokens per sequence; pass {valid}")
         self.counts.copy_(self._counts(each))
 
     def _counts(self, counts: Sequence[int]) -> Tensor:
@@ -135,12 +140,24 @@ class _Layer(Module):
                     f"attention at {user_line()}: the cache has no buffers yet; call the model with the cache once outside of flow.compile and graphs"
                 )
             self.keys, self.values = self._buffer(key), self._buffer(value)
+        self._check_rows("keys", self.keys, key)
+        self._check_rows("values", self.values, value)
         count = key.shape[2]
         first = run(_EXTENDED, self.counts - count)
         y = run(CachedAttention(scale), shapes.reshape(query, shape), key, value, self.keys, self.values, first)
         update(state(), WriteRows(), (self.keys, key, first), "attention")
         update(state(), WriteRows(), (self.values, value, first), "attention")
         return shapes.reshape(y, query.shape)
+
+    def _check_rows(self, name: str, buffer: Tensor, x: Tensor) -> None:
+        """Raise ShapeError or DtypeError if the buffer was created for keys or values of other sizes or of another type than x."""
+        batch, heads, _, size = x.shape
+        if (*buffer.shape,) != (batch, heads, self.length, size) or buffer.dtype is not x.dtype:
+            error = ShapeError if buffer.dtype is x.dtype else DtypeError
+            raise error(
+                f"attention at {user_line()}: the cache has {name} {buffer.tensor_type}, but the model computes {x.tensor_type}; create another "
+                f"cache for this model and batch"
+            )
 
     def _buffer(self, x: Tensor) -> Tensor:
         """Return a buffer of zeros for new rows such as x."""

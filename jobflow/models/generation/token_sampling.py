@@ -3,13 +3,14 @@
     p = softmax(scores / temperature) over the top_k best, and of these over the most likely ones with a total probability of top_p
     u uniform in [0, 1);  next = the first token whose cumulative p exceeds u
 
-u is the next number of the stream of (seed, sequence) for each token, so a sequence is a function of (model, prompt, settings, seed).
+u is the next number of the stream of (seed, sequence) for each token. So a sequence is a function of model, prompt, settings, seed
+and row in the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from numbers import Integral
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -36,11 +37,11 @@ class Sampling:
 
     def check(self) -> None:
         """Raise ArgumentError for a setting out of its range."""
-        if self.top_k < 0 or not self.temperature >= 0:
-            values = f"temperature is {self.temperature} and top_k {self.top_k}"
-            raise ArgumentError(f"{call_text()}: {values}; pass numbers of 0 or more")
-        if not 0 < self.top_p <= 1:
-            raise ArgumentError(f"{call_text()}: top_p is {self.top_p}; pass a number above 0 and at most 1")
+        if not isinstance(self.temperature, Real) or not 0 <= self.temperature < np.inf or not isinstance(self.top_k, Integral) or self.top_k < 0:
+            values = f"temperature is {self.temperature!r} and top_k {self.top_k!r}"
+            raise ArgumentError(f"{call_text()}: {values}; pass a finite number and an integer of 0 or more")
+        if not isinstance(self.top_p, Real) or not 0 < self.top_p <= 1:
+            raise ArgumentError(f"{call_text()}: top_p is {self.top_p!r}; pass a number above 0 and at most 1")
         if not isinstance(self.seed, Integral) or self.seed < 0:
             raise ArgumentError(f"{call_text()}: seed is {self.seed!r}; pass an integer of 0 or more")
 
@@ -61,10 +62,12 @@ def sample_token(scores: Array, temperature: float, top_k: int, share: float, to
     """
     if temperature == 0:
         return int(scores.argmax())
-    wide = scores.astype(np.float64) / temperature
+    wide = scores.astype(np.float64)
+    with np.errstate(over="ignore"):  # a tiny temperature has the quotients 0 and -inf
+        wide = (wide - wide.max()) / temperature
     if 0 < top_k < wide.size:
         wide[np.argsort(-wide, kind="stable")[top_k:]] = -np.inf
-    weights = np.exp(wide - wide.max())
+    weights = np.exp(wide)
     if top_p < 1:
         order = np.argsort(-weights, kind="stable")
         before = np.cumsum(weights[order]) - weights[order]
