@@ -110,16 +110,18 @@ def evaluated(folder: Path, arrays: dict[str, Any], metrics: str, *settings: str
 def test_ignored_labels_are_not_counted(tmp_path: Path) -> None:
     """The values are those of the set without the samples of this label."""
     plain = ("accuracy", "f1", "perplexity", "confusion_matrix")
-    kinds = [*(f"{name}: {{ignore: -100}}" for name in plain), "top_k: {k: 2, ignore: -100}", "auc: {bins: 1000, ignore: -100}"]
+    others = ("top_k: {k: 2, ignore: -100}", "auc: {bins: 1000, ignore: -100}", "auc: {ignore: -100, name: exact}")
+    kinds = [*(f"{name}: {{ignore: -100}}" for name in plain), *others]
     metrics = f"[{', '.join(f'{{{kind}}}' for kind in kinds)}]"
     arrays = samples("classes")
-    ignored = np.arange(SAMPLES) % 3 == 1
+    ignored = (np.arange(SAMPLES) % 3 == 1) | (np.arange(SAMPLES) >= SAMPLES - 8)  # the last batch has no other label
+    settings = ("strategy.devices=2", "data.evaluation_batch_size=8")
     marked = evaluated(
-        tmp_path / "all", arrays | {"labels": np.where(ignored, -100, arrays["labels"]).astype(np.int32)}, metrics, "strategy.devices=2"
+        tmp_path / "all", arrays | {"labels": np.where(ignored, -100, arrays["labels"]).astype(np.int32)}, metrics, *settings
     )
     rest = evaluated(tmp_path / "rest", {name: array[~ignored] for name, array in arrays.items()}, metrics)
     assert marked.tables["validation/confusion_matrix"].tolist() == rest.tables["validation/confusion_matrix"].tolist()
-    for name in ("accuracy", "top_2", "f1", "auc", "perplexity"):
+    for name in ("accuracy", "top_2", "f1", "auc", "exact", "perplexity"):
         assert marked.metrics[f"validation/{name}"] == pytest.approx(rest.metrics[f"validation/{name}"], rel=1e-6), name
 
 

@@ -41,6 +41,8 @@ class Auc:
 
     def update(self, values: Mapping[str, Array]) -> None:
         labels = values["labels"]
+        if not labels.size:  # all are ignored
+            return
         scores = values["value"].reshape(labels.size, -1)
         if self.options.bins:
             self._count(scores, labels)
