@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,9 @@ from jobflow.trainer.config import Loaded
 from jobflow.trainer.early_stopping import EARLY_STOPPING, EarlyStopping
 from jobflow.trainer.step_extensions import StepExtension
 from jobflow.trainer.training_run import CallbackError, TrainingRun
+
+#: exceptions of a callback; SystemExit would end the process, and GeneratorExit is no Exception either
+ERRORS = (Exception, SystemExit, GeneratorExit)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ def entries_of(loaded: Loaded, objects: Sequence[Callback]) -> list[Entry]:
         name = type(each).__qualname__.rpartition("<locals>.")[2]
         entries.append(_entry(f"{type(each).__module__}:{name}", type(each), partial(_itself, each)))
     entries += _of_keys(loaded)
+    for entry in entries:
+        _check_methods(entry)
     counts: dict[str, int] = {}
     numbered = []
     for entry in entries:
@@ -79,6 +85,16 @@ def _of_keys(loaded: Loaded) -> Iterator[Entry]:
         yield Entry("checkpoint.keep_best", BestCheckpoint, partial(BestCheckpoint, **best), best)
 
 
+def _check_methods(entry: Entry) -> None:
+    """Raise ConfigError for a method that a call would not run: a generator, or an asynchronous function."""
+    for event in (name for name in dir(Callback) if name.startswith("on_") or name in ("state_dict", "load_state_dict")):
+        method = getattr(entry.kind, event)
+        word = "yield" if inspect.isgeneratorfunction(method) else "async"
+        if word == "yield" or inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            where = SourceLine(method.__code__.co_filename, method.__code__.co_firstlineno)
+            raise ConfigError(f"callback {entry.name}: {event} at {where} contains {word}, so a call would not run it; remove {word}")
+
+
 def _itself(callback: Callback) -> Callback:
     return callback
 
@@ -95,12 +111,13 @@ def guarded(name: str, what: str, call: Callable[[], Any], step: int = 0, broken
     """
     try:
         return call()
-    except Exception as error:
+    except ERRORS as error:
         if error is broken():
             raise
         if isinstance(error, CallbackError | ConfigError):
             raise CallbackError(f"callback {name}: {error}") from error
-        raise _error_of(f"callback {name}", what, error, step, "correct the callback or omit it") from error
+        action = "call run.stop() to end the run" if isinstance(error, SystemExit) else "correct the callback or omit it"
+        raise _error_of(f"callback {name}", what, error, step, action) from error
 
 
 def recorded(recorder: Callback, event: str, run: TrainingRun, *arguments: Any) -> None:
@@ -109,14 +126,14 @@ def recorded(recorder: Callback, event: str, run: TrainingRun, *arguments: Any) 
         getattr(recorder, event)(run, *arguments)
     except JobflowError:
         raise
-    except Exception as error:
+    except ERRORS as error:
         if isinstance(error, ModuleNotFoundError):
             raise
         action = "correct the cause, or turn the logger off in the section logging"
         raise _error_of(f"logger {type(recorder).__name__}", event, error, run.step, action) from error
 
 
-def _error_of(name: str, what: str, error: Exception, step: int, action: str) -> CallbackError:
+def _error_of(name: str, what: str, error: BaseException, step: int, action: str) -> CallbackError:
     """Return the error for an exception of the function `what`, with the user's line, the step, and an action."""
     at = f"step {step:,}" if step else "the start"
     return CallbackError(f"{name}: {what}{line_text(error)} raised {type(error).__name__} at {at}: {error}; {action}")

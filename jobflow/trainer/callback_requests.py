@@ -25,8 +25,9 @@ from jobflow.core.types import Array
 from jobflow.data.samples import Samples
 from jobflow.program.commands import ExchangeItems
 from jobflow.storage.series import Series
-from jobflow.trainer.callback_entries import Entry, guarded, handles, line_text, recorded
+from jobflow.trainer.callback_entries import ERRORS, Entry, guarded, handles, line_text, recorded
 from jobflow.trainer.callbacks import Callback
+from jobflow.trainer.element_types import converted
 from jobflow.trainer.jobs import Jobs
 from jobflow.trainer.optimizing import RATE_FACTOR
 from jobflow.trainer.parameter_average import averages_of, exchange_averages
@@ -257,7 +258,7 @@ class Calls:
         for name, callback in [*own, *((type(one).__name__, one) for one in self.recorders)]:
             try:
                 callback.on_exception(self.run, error)
-            except Exception as other:  # noqa: BLE001 - code of the user
+            except ERRORS as other:
                 notice(f"callback {name}: on_exception{line_text(other)} raised {type(other).__name__}: {other}; the run had failed before")
 
     def _act(self, entries: Sequence[Entry], event: str, arguments: tuple[Any, ...]) -> None:
@@ -347,6 +348,13 @@ class Calls:
             raise CallbackError(
                 f"run.keep_best at {user_line()}: the run already keeps the best checkpoints by {self.best.metric}; request one metric only"
             )
+        if mode not in ("min", "max"):
+            raise CallbackError(f'run.keep_best at {user_line()}: mode is {mode!r:.80}; pass "min" if smaller values are better, or "max"')
+        try:
+            self.run.check_metric(metric)
+        except ConfigError as error:
+            raise CallbackError(f"run.keep_best at {user_line()}: {error}") from None
+        self._check_count("keep_best", count)
         self._postpone(KeepBest(metric, "max" if mode == "max" else "min", count))
 
     def metric_names(self) -> Sequence[str]:
@@ -356,6 +364,7 @@ class Calls:
         return self.jobs.samples["train"].facts
 
     def examples(self, count: int) -> dict[str, Any]:
+        self._check_count("examples", count)
         samples = self.jobs.samples.get("validation", self.jobs.samples["train"])
         if not isinstance(samples, Samples):
             raise CallbackError(f"run.examples at {user_line()}: {samples} is a stream, which cannot be read twice; set data.validation to samples")
@@ -373,6 +382,8 @@ class Calls:
 
     def predict(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         self._check_event("predict", (*CHANGING, "on_end"))
+        if not isinstance(batch, Mapping):
+            raise CallbackError(f"run.predict at {user_line()}: the batch is {batch!r:.80}; pass a dict of arrays by field")
         fields = self.jobs.network.inputs(self.jobs.fields)
         arrays: dict[str, Array] = {}
         for name, type in fields.items():
@@ -405,9 +416,16 @@ class Calls:
             raise CallbackError(f"run.write at {user_line()}: the run uses averages here; write parameters outside of run.averages()")
         type = self.session.variables[name].type
         try:
-            array = np.asarray(value).astype(type.dtype.numpy)
+            source = np.asarray(value)
+            if source.dtype.kind == "c":
+                raise TypeError("it is complex; write its real part")
+            array, beyond = converted(source, type.dtype.numpy)
         except (TypeError, ValueError) as error:
             raise CallbackError(f'run.write at {user_line()}: the value of "{name}" is no array of numbers: {error}') from None
+        if beyond is not None:
+            raise CallbackError(
+                f'run.write at {user_line()}: the value of "{name}" has {beyond:g}, beyond the range of {type.dtype.name}; pass smaller values'
+            )
         if array.shape != type.shape:
             raise CallbackError(
                 f'run.write at {user_line()}: variable "{name}" has shape {list(type.shape)}, and the value {list(array.shape)}; pass the same shape'
@@ -425,6 +443,11 @@ class Calls:
     def _check_logged(what: str, name: str) -> None:
         if not isinstance(name, str) or not re.fullmatch(LOGGED, name):
             raise CallbackError(f'run.{what} at {user_line()}: "{name}" is no name of a value; write letters, digits, _, ., / and -')
+
+    @staticmethod
+    def _check_count(what: str, count: int) -> None:
+        if not isinstance(count, int | np.integer) or count < 1:
+            raise CallbackError(f"run.{what} at {user_line()}: the count is {count!r:.80}; pass a whole number of 1 or more")
 
     def _check_event(self, what: str, events: Sequence[str]) -> None:
         if self._event not in events:

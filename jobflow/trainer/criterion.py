@@ -138,6 +138,8 @@ class Criterion:
         if self.name == "cross_entropy":
             arguments["label_smoothing"] = self.smoothing
         loss = getattr(functional, self.name)(scores, targets, weight=self._weight(classes), reduction="none", **arguments)
+        if "ignore_index" in self.arguments:  # a mean over all samples would count ignored labels as wrong
+            return {"loss": loss}
         return {"loss": loss, "accuracy": arrays.cast(math.equal(math.argmax(scores, axis=1), arrays.cast(targets, int32)), float32)}
 
     # ---------------------------------------------------------------- class weights

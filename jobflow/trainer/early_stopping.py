@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ConfigError, counted, user_line
@@ -22,9 +23,9 @@ class EarlyStopping(Callback):
 
     def __init__(self, metric: str = "validation/loss", mode: str = "min", patience: int = 1, min_delta: float = 0.0) -> None:
         check_mode("EarlyStopping", mode)
-        if patience < 1 or min_delta < 0:
+        if patience < 1 or not 0 <= min_delta < math.inf:
             raise ConfigError(
-                f"EarlyStopping at {user_line()}: patience {patience}, min_delta {min_delta:g}; pass 1 or more evaluations, and a change of 0 or more"
+                f"EarlyStopping at {user_line()}: patience {patience}, min_delta {min_delta:g}; pass 1 or more evaluations, and a finite change of 0 or more"
             )
         self.early = Early(metric, mode, patience, min_delta)
 

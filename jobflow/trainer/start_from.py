@@ -32,6 +32,7 @@ from jobflow.storage.safetensors_index import ENDING, INDEX, SINGLE
 from jobflow.storage.series import Series
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.schema import StartFrom
+from jobflow.trainer.element_types import converted
 from jobflow.trainer.jobs import Jobs
 from jobflow.trainer.resume import check_alike, everywhere, together
 
@@ -265,14 +266,24 @@ def start(jobs: Jobs) -> str:
     """
     session, types = jobs.session, {name: variable.type for name, variable in jobs.variables.items()}
     path, tensors, match = compared(jobs)
-    check = 0
+    key = _placed(jobs.loaded, "")
+    check, odd = 0, dict[str, int]()
     for group in _groups(match.loaded, types):
-        values = everywhere(session, lambda group=group: {name: _value(tensors[match.loaded[name]], types[name]) for name in group})  # type: ignore[misc]
-        for array in values.values():
+        values = everywhere(session, lambda group=group: {name: _value(tensors[match.loaded[name]], name, types[name], key) for name in group})  # type: ignore[misc]
+        for name, array in values.items():
             check = zlib.crc32(bytes_of(array), check)
+            if array.dtype.kind not in "biu" and (count := array.size - int(np.count_nonzero(np.isfinite(array)))):
+                odd[name] = count
         session.write(values)
-    check_alike(session, {f"{_placed(jobs.loaded, '')}: {path}": f"the checksum {check:08x}"})
-    return table(path, match, jobs.variables, tensors)
+    check_alike(session, {f"{key}: {path}": f"the checksum {check:08x}"})
+    return table(path, match, jobs.variables, tensors) + _not_finite(odd)
+
+
+def _not_finite(counts: Mapping[str, int]) -> str:
+    """Return a line with the numbers of loaded values that are NaN or infinite, by variable; "" without such values."""
+    listed = ", ".join(f"{name} ({count:,})" for name, count in [*counts.items()][:MOST])
+    more = f" and {counted(len(counts) - MOST, 'more variable')}" if len(counts) > MOST else ""
+    return f"\nNaN or infinite values in the file: {listed}{more}; correct the file unless they are intended" if counts else ""
 
 
 def _placed(loaded: Loaded, name: str) -> str:
@@ -297,12 +308,21 @@ def _groups(names: Mapping[str, str], types: Mapping[str, TensorType]) -> Iterat
         yield group
 
 
-def _value(stored: Stored, type: TensorType) -> Array:
-    """Read a tensor, and convert it to the element type of its variable; raise CheckpointError for a damaged file."""
+def _value(stored: Stored, name: str, type: TensorType, key: str) -> Array:
+    """Read a tensor, and convert it to the element type of the variable `name`.
+
+    Raises: CheckpointError for a damaged file; ConfigError for a value beyond the range of the element type.
+    """
     try:
-        return stored.numpy().astype(type.dtype.numpy, copy=False).reshape(type.shape)
+        array, beyond = converted(stored.numpy(), type.dtype.numpy)
     except OSError as error:
         raise CheckpointError(f"{stored.file}: {error.strerror or error}") from error
+    if beyond is not None:
+        raise ConfigError(
+            f'{key}: {stored.file}: tensor "{stored.name}" has the value {beyond:g}, beyond the range of {type.dtype.name} of the variable {name}; '
+            f"correct the file"
+        )
+    return array.reshape(type.shape)
 
 
 # -------------------------------------------------------------------- table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -121,19 +122,55 @@ WRONG: dict[str, tuple[Callable[[TrainingRun], Any], str]] = {
     "a name": (lambda run: run.read("dense1-bia"), r'the model has no variable "dense1-bia"; did you mean "dense1-bias"\?'),
     "a shape": (lambda run: run.write("dense1-bias", [1.0]), r'variable "dense1-bias" has shape \[12\], and the value \[1\]; pass the same shape'),
     "a value": (lambda run: run.write("dense1-bias", ["a"] * 12), r'the value of "dense1-bias" is no array of numbers'),
+    "complex": (lambda run: run.write("dense1-bias", np.ones(12) * 1j), r'the value of "dense1-bias" is no array of numbers: it is complex; write'),
+    "a large value": (
+        lambda run: run.write("dense1-bias", np.full(12, 1e300)),
+        r'"dense1-bias" has 1e\+300, beyond the range of float32; pass smaller',
+    ),
+    "a batch": (lambda run: run.predict(None), r"the batch is None; pass a dict of arrays by field"),  # type: ignore[arg-type]
+    "a count": (lambda run: run.examples(-1), r"the count is -1; pass a whole number of 1 or more"),
     "a rate": (lambda run: setattr(run, "lr", -1.0), r"the learning rate must be a finite number that is not negative, not -1.0"),
     "a reason": (lambda run: run.stop(3), r"the reason must be a text, not 3"),  # type: ignore[arg-type]
     "a number": (lambda run: run.log("own", "1"), r"pass a name and a number, not 'own' and '1'"),  # type: ignore[arg-type]
     "a column": (lambda run: run.log("rate", 1.0), r'"rate" is a value of the trainer; choose another name, such as "own/rate"'),
     "letters": (lambda run: run.log("a\nb", 1.0), r"is no name of a value; write letters"),
 }
+#: requests that only on_start may use
+WRONG_AT_START: dict[str, tuple[Callable[[TrainingRun], Any], str]] = {
+    "a metric": (lambda run: run.keep_best("zz", "min", 1), 'the evaluations measure no metric "zz"'),
+    "a mode": (lambda run: run.keep_best("validation/loss", "mid", 1), "mode is 'mid'; pass \"min\" if smaller values are better"),
+    "no checkpoints": (lambda run: run.keep_best("validation/loss", "min", 0), "the count is 0; pass a whole number of 1 or more"),
+}
 
 
 def test_wrong_requests_are_refused(folder: Path) -> None:
-    callbacks = {name: Events(request) for name, (request, _) in WRONG.items()}
+    wrong = {name: ("on_step", *one) for name, one in WRONG.items()} | {name: ("on_start", *one) for name, one in WRONG_AT_START.items()}
+    callbacks = {name: Events(request) for name, (_, request, _) in wrong.items()}
     train(loaded(folder / "short" / "run.yaml", folder / "wrong"), callbacks=[*callbacks.values()])
-    for name, (_, message) in WRONG.items():
-        assert re.search(rf"run\.\w+ at test_callbacks.py:\d+: .*{message}", callbacks[name].refused["on_step"], re.DOTALL), callbacks[name].refused
+    for name, (event, _, message) in wrong.items():
+        assert re.search(rf"run\.\w+ at test_callbacks.py:\d+: .*{message}", callbacks[name].refused[event], re.DOTALL), callbacks[name].refused
+
+
+class Generator(Callback):
+    def on_step(self, run: TrainingRun, report: StepReport) -> Any:
+        yield
+
+
+def test_a_generator_is_no_method_of_a_callback(folder: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"callback .*Generator: on_step at test_callbacks.py:\d+ contains yield, so a call would not run it; remove"
+    ):
+        train(loaded(folder / "short" / "run.yaml", folder / "generator"), callbacks=[Generator()])
+
+
+class Exiting(Callback):
+    def on_start(self, run: TrainingRun) -> None:
+        sys.exit(0)
+
+
+def test_a_callback_that_exits_is_an_error(folder: Path) -> None:
+    with pytest.raises(CallbackError, match=r"Exiting: on_start at test_callbacks.py:\d+ raised SystemExit at the start: 0; call run.stop\(\)"):
+        train(loaded(folder / "short" / "run.yaml", folder / "exiting"), callbacks=[Exiting()])
 
 
 EVENTS = ("the constructor", "on_start", "on_step", "on_epoch", "on_evaluation", "on_checkpoint", "on_end", "state_dict")

@@ -17,7 +17,7 @@ from short_runs import CONFIG, Recorder, check_same, loaded, run, samples, write
 from test_processes_that_train import PATHS
 
 from jobflow import models
-from jobflow.core.errors import CheckpointError, ConfigError
+from jobflow.core.errors import CheckpointError, ConfigError, JobflowError
 from jobflow.storage import store
 from jobflow.storage.export import open_any, to_npz, to_safetensors
 from jobflow.storage.safetensors import read_header
@@ -212,6 +212,9 @@ WRONG = {
     ),
     "start_from: {path: BASE, rename: {'*': state.*}}": r'the file has "state.backbone.0.weight": write rename: \{"state.\*": "\*"\}',
     "start_from: {path: FOLDER/ints.npz, strict: false}": "float32.*, the file int32.*convert the file",
+    "start_from: {path: FOLDER/large.npz, strict: false}": (
+        r'start_from: .*large.npz: tensor "head.bias" has the value 1e\+300, beyond the range of float32 of the variable head.bias; correct the file'
+    ),
     "start_from: {path: FOLDER/other.npz, strict: false}": "has no value for any selected variable",
     "freeze: [heed.*]": r'run.yaml:4: freeze: no variable of the model matches "heed.\*"; did you mean "head.\*"\? The var',
     "freeze: ['*']": "freeze: the patterns match every parameter",
@@ -224,6 +227,8 @@ def test_wrong_sources_and_patterns(more: str, bases: dict[str, Path], tmp_path:
         (tmp_path / f"broken.{suffix}").write_bytes(b"PK broken")
     ints: dict[str, Any] = {"head.bias": np.zeros(3, np.int32)}
     np.savez(tmp_path / "ints.npz", **ints)
+    large: dict[str, Any] = {"head.bias": np.array([0.0, 1e300, 2])}
+    np.savez(tmp_path / "large.npz", **large)
     np.savez(tmp_path / "other.npz", other=np.zeros(3))
     written = more.replace("FOLDER", str(tmp_path)).replace("BASE", str(bases["module"]))
     written = written.replace("CODE", str(REFERENCES / "module.pt"))
@@ -248,6 +253,17 @@ def test_a_file_may_lack_variables_if_strict_is_false(bases: dict[str, Path], tm
     assert "not in the file" in before(recorder)
     record = json.dumps(loaded(file, tmp_path / "out").plain["start_from"])
     assert '"strict": false' in record and '"only": ["*"]' in record
+
+
+@pytest.mark.full
+def test_values_that_are_not_finite_are_listed(tmp_path: Path) -> None:
+    part: dict[str, Any] = {"head.bias": np.array([0.0, np.nan, np.inf, 1])}
+    np.savez(tmp_path / "part.npz", **part)
+    file = write_config(tmp_path, text("module", more=f"start_from: {{path: {tmp_path / 'part.npz'}, strict: false}}"))
+    recorder = Recorder()
+    with pytest.raises(JobflowError, match=r"finite|NaN"):
+        run(loaded(file, tmp_path / "out", "training.steps=1", "optimizer.warmup_steps=0"), recorder)
+    assert "\nNaN or infinite values in the file: head.bias (2); correct the file" in before(recorder)
 
 
 def test_files_of_gpt2_are_renamed_and_transposed(tmp_path: Path) -> None:

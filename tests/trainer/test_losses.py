@@ -82,6 +82,7 @@ def test_a_loss_by_name_is_the_mean_over_the_samples(name: str, tmp_path: Path) 
     loss = expected(scores, flow.tensor(labels)).mean().item()
     assert outcome.metrics["validation/loss"] == pytest.approx(loss, rel=1e-5)
     assert evaluate(config, place="validation").metrics["validation/loss"] == pytest.approx(loss, rel=1e-5)
+    assert ("validation/accuracy" in outcome.metrics) == (labels_of is classes and "ignore_index" not in more and ":" not in name)
     if "largest" in str(outcome.metrics):
         assert outcome.metrics["validation/largest"] == pytest.approx(scores.amax(1).mean().item(), rel=1e-5)
     _, other = run(loaded(file, tmp_path / "two", *SHORT, "strategy.devices=2", "strategy.accumulation=2"))

@@ -116,9 +116,7 @@ def test_ignored_labels_are_not_counted(tmp_path: Path) -> None:
     arrays = samples("classes")
     ignored = (np.arange(SAMPLES) % 3 == 1) | (np.arange(SAMPLES) >= SAMPLES - 8)  # the last batch has no other label
     settings = ("strategy.devices=2", "data.evaluation_batch_size=8")
-    marked = evaluated(
-        tmp_path / "all", arrays | {"labels": np.where(ignored, -100, arrays["labels"]).astype(np.int32)}, metrics, *settings
-    )
+    marked = evaluated(tmp_path / "all", arrays | {"labels": np.where(ignored, -100, arrays["labels"]).astype(np.int32)}, metrics, *settings)
     rest = evaluated(tmp_path / "rest", {name: array[~ignored] for name, array in arrays.items()}, metrics)
     assert marked.tables["validation/confusion_matrix"].tolist() == rest.tables["validation/confusion_matrix"].tolist()
     for name in ("accuracy", "top_2", "f1", "auc", "exact", "perplexity"):
