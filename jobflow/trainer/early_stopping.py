@@ -25,7 +25,7 @@ class EarlyStopping(Callback):
         check_mode("EarlyStopping", mode)
         if patience < 1 or not 0 <= min_delta < math.inf:
             raise ConfigError(
-                f"EarlyStopping at {user_line()}: patience {patience}, min_delta {min_delta:g}; pass 1 or more evaluations, and a finite change of 0 or more"
+                f"EarlyStopping at {user_line()}: patience {patience}, min_delta {min_delta:g}; pass 1 or more evaluations, and a finite change >= 0"
             )
         self.early = Early(metric, mode, patience, min_delta)
 

@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[type[Callback], dict[str, Any], str]] = {
     "every": (GradientStatistics, {"every": 0}, r"GradientStatistics at test_shipped_callbacks.py:\d+: every is 0; pass a number of steps"),
     "mode": (EarlyStopping, {"mode": "most"}, r"EarlyStopping at test_shipped_callbacks.py:\d+: mode is 'most'; pass .min."),
     "patience": (EarlyStopping, {"patience": 0}, r"EarlyStopping at test_shipped_callbacks.py:\d+: patience 0, min_delta 0; pass 1 or more"),
-    "change": (EarlyStopping, {"min_delta": math.nan}, "patience 1, min_delta nan; pass 1 or more .* a finite change of 0 or more"),
+    "change": (EarlyStopping, {"min_delta": math.nan}, "patience 1, min_delta nan; pass 1 or more .* a finite change >= 0"),
     "keep": (BestCheckpoint, {"keep": 0}, r"BestCheckpoint at test_shipped_callbacks.py:\d+: keep is 0; pass the number of checkpoints"),
 }
 
