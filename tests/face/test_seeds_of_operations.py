@@ -9,6 +9,7 @@ import re
 import struct
 import tarfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from jobflow.data.ofrecord import record_classes
 from jobflow.legacy.extras.op_types import OP_TYPES
 from jobflow.legacy.extras.op_types_on_host import OP_TYPES_ON_HOST
 from jobflow.legacy.extras.user_ops import op_type
+from jobflow.models import GPT, generate
 from jobflow.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, random_split
 
 NAMES = Path(__file__).parents[1] / "public" / "names.txt"
@@ -103,10 +105,13 @@ OTHERS: dict[str, Callable[[int], Any]] = {
     "READERS['images']": lambda seed: open_reader("images", path=str(FOLDER[0]), size=4, resize=8, crop="random", seed=seed, labels=False).read(
         range(6)
     )["images"],
+    "READERS['parquet']": lambda seed: cropped("parquet", "table.parquet", seed),
+    "READERS['arrow']": lambda seed: cropped("arrow", "dataset", seed),
+    "generate": lambda seed: generate(language_model(), [1], 32, seed=seed),
     "READERS['webdataset']": lambda seed: [int(each["labels"]) for each in shards(seed).samples(0)],
 }
-#: what takes a seed and draws nothing with it, or only with another argument
-NOT_DRAWING = {"manual_seed", "manual_seed_all", "seed", "gen_seed", "op", "random_normal_initializer", "order_of"}
+#: functions that take a seed and do not sample, or only with another argument, and a callback that samples in a run (test_report_samples.py)
+NOT_DRAWING = {"manual_seed", "manual_seed_all", "seed", "gen_seed", "op", "random_normal_initializer", "order_of", "TextSamples"}
 ALIASES = {
     "coin_flip": "CoinFlip",
     "image_random_crop": "random_crop",
@@ -139,8 +144,31 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> None:
             entry = tarfile.TarInfo(f"{i:02d}.cls")
             entry.size = 2
             archive.addfile(entry, io.BytesIO(str(i).encode()))
+    write_tables(folder, [(folder / f"{i}.png").read_bytes() for i in range(16)])
     boxes = [{"image_id": each["id"], "category_id": 1, "bbox": [1, 1, 9, 9], "iscrowd": 0, "segmentation": [[1, 1, 5, 1, 5, 5]]} for each in images]
     (folder / "coco.json").write_text(json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1}]}))
+
+
+def write_tables(folder: Path, images: list[bytes]) -> None:
+    """Write a Parquet file and a folder of Arrow files with a column of images."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"image": images})
+    parquet.write_table(table, folder.with_name("table.parquet"))
+    dataset = folder.with_name("dataset")
+    dataset.mkdir()
+    with arrow.OSFile(str(dataset / "data.arrow"), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    (dataset / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+
+
+def cropped(reader: str, name: str, seed: int) -> Any:
+    path = str(FOLDER[0].with_name(name))
+    return open_reader(reader, path=path, fields={"images": "image"}, size=4, resize=8, crop="random", seed=seed).read(range(6))["images"]
+
+
+@cache
+def language_model() -> Any:
+    return GPT(words=32, length=64, width=8, heads=2, blocks=1)
 
 
 def shards(seed: int) -> Any:
