@@ -52,6 +52,7 @@ def jobflow_side() -> tuple[Callable[[int], list[int]], Callable[[int, int], Any
     generate(model, PROMPT, 1, temperature=0, cache=cache)
 
     def at(position: int, count: int) -> Callable[[], Any]:
+        generate(model, (PROMPT * SIZES["length"])[:position], 1, temperature=0, cache=cache)
         cache.rewind(position)
         return stepping(step, position)
 
