@@ -57,7 +57,7 @@ class GPT(nn.Module):
 
     def __init__(self, words: int = 256, length: int = 128, width: int = 128, heads: int = 4, blocks: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
-        if width % heads:
+        if heads < 1 or width % heads:
             raise ArgumentError(f"GPT at {user_line()}: width {width} must be divisible by heads {heads}")
         self.length = length
         self.token_embedding, self.position_embedding = nn.Embedding(words, width), nn.Embedding(length, width)

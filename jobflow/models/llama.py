@@ -85,7 +85,7 @@ class Llama(nn.Module):
         tied: bool = False,
     ) -> None:
         super().__init__()
-        if width % heads or heads % groups or width // heads % 2:
+        if min(heads, groups) < 1 or width % heads or heads % groups or width // heads % 2:
             sizes = f"width {width}, heads {heads}, groups {groups}"
             raise ArgumentError(f"Llama at {user_line()}: {sizes}: groups must divide heads, and heads must divide width into even sizes")
         self.length = length

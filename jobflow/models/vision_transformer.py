@@ -62,7 +62,7 @@ class ViT(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if size % patch or width % heads:
+        if min(patch, heads) < 1 or size % patch or width % heads:
             raise ArgumentError(f"ViT at {user_line()}: patch {patch} must divide size {size}, and heads {heads} must divide width {width}")
         self.patches = nn.Conv2d(channels, width, patch, patch)
         self.class_token = nn.Parameter(flow.zeros(1, 1, width))

@@ -91,6 +91,10 @@ def renamed_weights(tensors: Mapping[str, Any], names: str) -> dict[str, Any]:
 
     Matrices of GPT-2 are transposed. Tensors that the model does not have, such as masks, are omitted.
     """
+    if not isinstance(tensors, Mapping) or not all(isinstance(name, str) for name in tensors):
+        raise ArgumentError(f"renamed_weights at {user_line()}: tensors is {tensors!r:.60}; pass a dict of tensors by name, as flow.load returns it")
+    if not isinstance(names, str):
+        raise ArgumentError(f"renamed_weights at {user_line()}: names is {names!r:.60}; pass {' or '.join(KNOWN)}")
     known = KNOWN.get(names)
     if known is None:
         near = did_you_mean_or(names, KNOWN, f"use {', '.join(KNOWN)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from jobflow.core.errors import ConfigError, user_line
+from jobflow.trainer.callback_arguments import check_count
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.early_stopping import check_mode
 from jobflow.trainer.training_run import EvaluationReport, TrainingRun
@@ -21,8 +21,7 @@ class BestCheckpoint(Callback):
 
     def __init__(self, metric: str = "validation/loss", mode: str = "min", keep: int = 1, saves: bool = True) -> None:
         check_mode("BestCheckpoint", mode)
-        if keep < 1:
-            raise ConfigError(f"BestCheckpoint at {user_line()}: keep is {keep}; pass the number of checkpoints, 1 or more")
+        check_count("BestCheckpoint", "keep", keep)
         self.metric, self.mode, self.keep, self.saves = metric, mode, keep, saves
         #: values of the best evaluations, best first
         self.best: list[float] = []

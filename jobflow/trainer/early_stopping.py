@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ConfigError, counted, user_line
+from jobflow.trainer.callback_arguments import check_count, check_number
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.stopping import Early
 from jobflow.trainer.training_run import EvaluationReport, Stopped, TrainingRun
@@ -23,10 +23,8 @@ class EarlyStopping(Callback):
 
     def __init__(self, metric: str = "validation/loss", mode: str = "min", patience: int = 1, min_delta: float = 0.0) -> None:
         check_mode("EarlyStopping", mode)
-        if patience < 1 or not 0 <= min_delta < math.inf:
-            raise ConfigError(
-                f"EarlyStopping at {user_line()}: patience {patience}, min_delta {min_delta:g}; pass 1 or more evaluations, and a finite change >= 0"
-            )
+        check_count("EarlyStopping", "patience", patience)
+        check_number("EarlyStopping", "min_delta", min_delta, "a finite change of 0 or more", 0)
         self.early = Early(metric, mode, patience, min_delta)
 
     def on_start(self, run: TrainingRun) -> None:

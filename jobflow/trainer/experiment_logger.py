@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from jobflow.core.errors import ConfigError, user_line
+from jobflow.trainer.callback_arguments import check_count
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.metrics import step_record
 from jobflow.trainer.training_run import AGAIN, DONE, INTERRUPTED, EvaluationReport, Outcome, StepReport, TrainingRun
@@ -22,8 +22,7 @@ class ExperimentLogger(Callback, ABC):
     observes: ClassVar[bool] = True
 
     def __init__(self, every: int = 10) -> None:
-        if every < 1:
-            raise ConfigError(f"{type(self).__name__} at {user_line()}: every is {every}; pass a number of steps, 1 or more")
+        check_count(type(self).__name__, "every", every)
         self.every = every
         #: the id of the run in the other program, which a resumed run continues
         self.run_id: str | None = None

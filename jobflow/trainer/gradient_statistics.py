@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.filters import matches
 from jobflow.core.layout import Placement
 from jobflow.core.types import TensorType, float32
@@ -21,6 +20,7 @@ from jobflow.ops.layout_ops import ToLayout
 from jobflow.ops.op import apply
 from jobflow.ops.reduce import SquareSum, reduce_max, reduce_sum
 from jobflow.ops.slices import concat
+from jobflow.trainer.callback_arguments import check_count, check_texts
 from jobflow.trainer.step_extensions import PREFIX, StepExtension
 from jobflow.trainer.training_run import StepReport, TrainingRun
 
@@ -44,9 +44,8 @@ class GradientStatistics(StepExtension):
     """
 
     def __init__(self, every: int = 10, parameters: Sequence[str] = ("*",)) -> None:
-        if every < 1:
-            raise ConfigError(f"GradientStatistics at {user_line()}: every is {every}; pass a number of steps, 1 or more")
-        self.every, self.parameters = every, [parameters] if isinstance(parameters, str) else list(parameters)
+        check_count("GradientStatistics", "every", every)
+        self.every, self.parameters = every, check_texts("GradientStatistics", "parameters", parameters)
         #: {name of a variable: names of its rows}, and the number of elements of each parameter
         self._tables: dict[str, list[str]] = {}
         self._sizes: dict[str, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jobflow.core.errors import ConfigError
+from jobflow.trainer.callback_arguments import check_count, check_number
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.training_run import StepReport, TrainingRun
 
@@ -20,10 +20,9 @@ class LearningRateFinder(Callback):
     """
 
     def __init__(self, lowest: float = 1e-6, highest: float = 1.0, steps: int = 100) -> None:
-        if not 0 < lowest < highest or steps < 3:
-            raise ConfigError(
-                f"LearningRateFinder: lowest {lowest:g}, highest {highest:g}, steps {steps}; pass 0 < lowest < highest and 3 or more steps"
-            )
+        check_count("LearningRateFinder", "steps", steps, 3)
+        check_number("LearningRateFinder", "lowest", lowest, "a number above 0", 0, is_open=True)
+        check_number("LearningRateFinder", "highest", highest, f"a finite number above lowest, {lowest:g}", lowest, is_open=True)
         self.lowest, self.highest, self.steps = lowest, highest, steps
         self.rates: list[float] = []
         self.losses: list[float] = []

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import CheckpointError, ConfigError, user_line
+from jobflow.core.errors import CheckpointError
 from jobflow.core.types import Array
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Value
@@ -19,6 +19,7 @@ from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.update import learning_rate, rate_dtype
 from jobflow.program.program import state_of
 from jobflow.runtime.world.world import Rank
+from jobflow.trainer.callback_arguments import check_count, check_number
 from jobflow.trainer.step_extensions import PREFIX, StepExtension
 
 #: beginning of the names of averages
@@ -35,9 +36,8 @@ class ParameterAverage(StepExtension):
     observes: ClassVar[bool] = True
 
     def __init__(self, decay: float = 0.999, start: int = 0) -> None:
-        if not 0 < decay < 1 or start < 0:
-            values = f"decay {decay:g}, start {start}"
-            raise ConfigError(f"ParameterAverage at {user_line()}: {values}; pass a decay between 0 and 1, and a start of 0 or more steps")
+        check_number("ParameterAverage", "decay", decay, "a number above 0 and below 1", 0, 1, is_open=True)
+        check_count("ParameterAverage", "start", start, 0)
         self.decay, self.start = decay, start
 
     def operations(self, parameters: Sequence[Parameter], new: Mapping[str, Value], step: Value, slots: Slots) -> dict[str, Value]:

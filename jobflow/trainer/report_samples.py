@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.core.errors import ConfigError, counted, did_you_mean_or, user_line
+from jobflow.core.errors import ArgumentError, ConfigError, did_you_mean_or
 from jobflow.core.types import Array
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
 from jobflow.models.generation.decoding import tokens_after
+from jobflow.models.generation.token_sampling import Sampling
+from jobflow.trainer.callback_arguments import check_count, check_texts
 from jobflow.trainer.callbacks import Callback
 from jobflow.trainer.jobs import TOKENS
 from jobflow.trainer.predict import is_of_text, texts
@@ -23,6 +25,8 @@ class PeriodicSamples(Callback):
     changes_rate: ClassVar[bool] = False
 
     def __init__(self, count: int, every: int) -> None:
+        check_count(type(self).__name__, "count", count)
+        check_count(type(self).__name__, "every", every)
         self.count, self.every, self.evaluations = count, every, 0
 
     def on_evaluation(self, run: TrainingRun, report: EvaluationReport) -> None:
@@ -51,13 +55,14 @@ class TextSamples(PeriodicSamples):
     def __init__(
         self, prompts: Sequence[str], count: int = 100, temperature: float = 0.8, top_k: int = 0, top_p: float = 1.0, seed: int = 0, every: int = 1
     ) -> None:
-        self.prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        if not self.prompts or count < 1 or every < 1:
-            values = f"{counted(len(self.prompts), 'prompt')}, count {count}, every {every}"
-            raise ConfigError(f"TextSamples at {user_line()}: {values}; pass a prompt, and numbers of 1 or more")
         super().__init__(count, every)
+        self.prompts = check_texts("TextSamples", "prompts", prompts)
         self.options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         self.seed = seed
+        try:
+            Sampling(**self.options, seed=seed).check()
+        except ArgumentError as error:
+            raise ConfigError(f"TextSamples: {error}") from None
 
     def on_start(self, run: TrainingRun) -> None:
         if not is_of_text(run.loaded.config):
@@ -93,8 +98,6 @@ class ImageSamples(PeriodicSamples):
     """
 
     def __init__(self, count: int = 16, show: str | None = None, every: int = 1) -> None:
-        if count < 1 or every < 1:
-            raise ConfigError(f"ImageSamples at {user_line()}: count {count}, every {every}; pass numbers of 1 or more")
         super().__init__(count, every)
         self.show = show
 

@@ -13,7 +13,7 @@ import pytest
 
 import jobflow as flow
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
-from jobflow.models import GPT, KeyValueCache, Llama, attention, generate, gpt, rotary_embedding
+from jobflow.models import GPT, KeyValueCache, Llama, attention, generate, gpt, renamed_weights, rotary_embedding
 from jobflow.models.generation.key_value_cache import JobCache
 
 LENGTH = 12
@@ -120,7 +120,7 @@ def test_invalid_calls_raise_with_the_values() -> None:
         (lambda: generate(model, [1], -1), ArgumentError, "the number of new tokens is -1 and the length 12; pass 0 or more tokens"),
         (lambda: generate(model, [1], 1, seed=-1), ArgumentError, "seed is -1; pass an integer of 0 or more"),
         (lambda: generate(model, [1], 1, cache=KeyValueCache(2, 8)), ArgumentError, "the cache has a batch of 2, but there are 1 prompts"),
-        (lambda: KeyValueCache(1, 0), ArgumentError, "batch is 1 and length 0; pass numbers of 1 or more"),
+        (lambda: KeyValueCache(1, 0), ArgumentError, "batch is 1 and length 0; pass integers of 1 or more"),
         (
             lambda: KeyValueCache(2, 4).rewind(3),
             ArgumentError,
@@ -132,6 +132,18 @@ def test_invalid_calls_raise_with_the_values() -> None:
         (lambda: generate(model, [1] * 10, 10, cache=KeyValueCache(1, 64)), ArgumentError, "and 10 new tokens exceed the length 12 of the model and"),
         (lambda: model(one, cache=KeyValueCache(1, 4)), JobError, r"a cache has no gradients; call the model inside of no_grad\(\)"),
         (lambda: model(flow.tensor([[1] * 13])), ArgumentError, "13 tokens exceed length 12"),
+        (lambda: generate(3, [1], 1), ArgumentError, "model is 3; pass a module"),  # type: ignore[arg-type]
+        (lambda: generate(model, [1], 1, cache=3), ArgumentError, "cache is 3; pass a KeyValueCache, or None"),  # type: ignore[arg-type]
+        (lambda: KeyValueCache(1, 2.5), ArgumentError, "length 2.5; pass integers of 1 or more"),  # type: ignore[arg-type]
+        (lambda: KeyValueCache(1, 4).extend(2.5), ArgumentError, "the count is 2.5; pass the number of new tokens"),  # type: ignore[arg-type]
+        (lambda: KeyValueCache(1, 4)[-1], ArgumentError, "the layer is -1; pass its number"),
+        (lambda: attention(q, q, q.numpy()), ArgumentError, "value is of the type ndarray; pass a tensor"),
+        (lambda: attention(q, q, q, 3), ArgumentError, r"cache is 3; pass the cache of a layer, cache\[layer\]"),  # type: ignore[arg-type]
+        (lambda: rotary_embedding(q, 3), ArgumentError, "at is of the type int; pass a tensor"),
+        (lambda: rotary_embedding(q, flow.arange(2), 0), ArgumentError, "base is 0; pass a finite number above 0"),
+        (lambda: renamed_weights([q], "gpt2"), ArgumentError, "pass a dict of tensors by name"),  # type: ignore[arg-type]
+        (lambda: renamed_weights({}, None), ArgumentError, "names is None; pass gpt2 or llama"),  # type: ignore[arg-type]
+        (lambda: GPT(heads=0), ArgumentError, "width 128 must be divisible by heads 0"),
         (lambda: GPT(width=10, heads=4), ArgumentError, "width 10 must be divisible by heads 4"),
         (lambda: Llama(heads=4, groups=3), ArgumentError, "groups must divide heads"),
         (

@@ -100,7 +100,7 @@ def test_a_missing_package_is_named(name: str, file: Path, tmp_path: Path) -> No
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"MLflow at test_experiment_loggers.py:\d+: every is 0; pass a number of steps"):
+    with pytest.raises(ConfigError, match=r"MLflow at test_experiment_loggers.py:\d+: every is 0; pass an integer of 1 or more"):
         MLflow(every=0)
     with pytest.raises(ConfigError, match=r"WandB at test_experiment_loggers.py:\d+: mode is 'on'; pass one of offline, online"):
         WandB(mode="on")

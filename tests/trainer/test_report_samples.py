@@ -137,7 +137,7 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     for wrong in (lambda: TextSamples([]), lambda: TextSamples(["a"], count=0), lambda: ImageSamples(0)):
-        with pytest.raises(ConfigError, match=r"Samples at test_report_samples.py:\d+: .*count .*; pass "):
+        with pytest.raises(ConfigError, match=r"Samples at test_report_samples.py:\d+: (prompts|count) is .*; pass "):
             wrong()
     file = write_config(tmp_path / "run", CONFIG.replace("steps: 9", "steps: 1"))
     for callback, message in ((TextSamples(["a"]), "use a reader of text"), (ImageSamples(show="y"), 'there is no "y"')):

@@ -19,7 +19,9 @@ from jobflow.trainer.best_checkpoint import BestCheckpoint
 from jobflow.trainer.early_stopping import EarlyStopping
 from jobflow.trainer.evaluate import evaluate
 from jobflow.trainer.gradient_statistics import GradientStatistics
+from jobflow.trainer.learning_rate_finder import LearningRateFinder
 from jobflow.trainer.parameter_average import ParameterAverage
+from jobflow.trainer.report_samples import TextSamples
 from jobflow.trainer.training_run import CallbackError, EvaluationReport, StepReport
 
 SGD = CONFIG.replace("{name: momentum, lr: 0.05, schedule: {name: cosine}, warmup_steps: 2}", "{name: sgd, lr: 0.5, weight_decay: 0}")
@@ -163,12 +165,23 @@ def test_early_stopping_in_python_equals_the_key(folder: Path, tmp_path: Path) -
 
 
 WRONG: dict[str, tuple[type[Callback], dict[str, Any], str]] = {
-    "decay": (ParameterAverage, {"decay": 1.0}, r"ParameterAverage at test_shipped_callbacks.py:\d+: decay 1, start 0; pass a decay between 0 and 1"),
-    "every": (GradientStatistics, {"every": 0}, r"GradientStatistics at test_shipped_callbacks.py:\d+: every is 0; pass a number of steps"),
+    "decay": (
+        ParameterAverage,
+        {"decay": 1.0},
+        r"ParameterAverage at test_shipped_callbacks.py:\d+: decay is 1.0; pass a number above 0 and below 1",
+    ),
+    "every": (GradientStatistics, {"every": 0}, r"GradientStatistics at test_shipped_callbacks.py:\d+: every is 0; pass an integer of 1 or more"),
     "mode": (EarlyStopping, {"mode": "most"}, r"EarlyStopping at test_shipped_callbacks.py:\d+: mode is 'most'; pass .min."),
-    "patience": (EarlyStopping, {"patience": 0}, r"EarlyStopping at test_shipped_callbacks.py:\d+: patience 0, min_delta 0; pass 1 or more"),
-    "change": (EarlyStopping, {"min_delta": math.nan}, "patience 1, min_delta nan; pass 1 or more .* a finite change >= 0"),
-    "keep": (BestCheckpoint, {"keep": 0}, r"BestCheckpoint at test_shipped_callbacks.py:\d+: keep is 0; pass the number of checkpoints"),
+    "patience": (EarlyStopping, {"patience": 0}, r"EarlyStopping at test_shipped_callbacks.py:\d+: patience is 0; pass an integer of 1 or more"),
+    "change": (EarlyStopping, {"min_delta": math.nan}, "min_delta is nan; pass a finite change of 0 or more"),
+    "keep": (BestCheckpoint, {"keep": 0}, r"BestCheckpoint at test_shipped_callbacks.py:\d+: keep is 0; pass an integer of 1 or more"),
+    "missing": (EarlyStopping, {"patience": None}, "patience is None; pass an integer of 1 or more"),
+    "not a number": (BestCheckpoint, {"keep": math.nan}, "keep is nan; pass an integer of 1 or more"),
+    "fraction": (LearningRateFinder, {"steps": 3.5}, "steps is 3.5; pass an integer of 3 or more"),
+    "order": (LearningRateFinder, {"lowest": 1.0}, "highest is 1.0; pass a finite number above lowest, 1"),
+    "prompts": (TextSamples, {"prompts": 3}, "prompts is 3; pass a text, or a list of texts"),
+    "temperature": (TextSamples, {"prompts": "a", "temperature": -1}, "temperature is -1 and top_k 0; pass a finite number"),
+    "patterns": (GradientStatistics, {"parameters": []}, r"parameters is \[\]; pass a text, or a list of texts"),
 }
 
 

@@ -87,6 +87,10 @@ def generate(
 
     The model is compiled at the first call with a cache. Later calls with the same cache reuse the plans, and discard its content.
     """
+    if not isinstance(model, Module):
+        raise ArgumentError(f"generate at {user_line()}: model is {model!r:.60}; pass a module")
+    if cache is not None and not isinstance(cache, KeyValueCache):
+        raise ArgumentError(f"generate at {user_line()}: cache is {cache!r:.60}; pass a KeyValueCache, or None")
     prompts, is_batch = _prompts(prompt)
     check_count(max_new_tokens)
     reader = _reader(model, len(prompts), max(map(len, prompts), default=0) + max_new_tokens, cache)

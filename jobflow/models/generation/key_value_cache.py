@@ -23,6 +23,7 @@ from jobflow.core.types import TensorType, int64
 from jobflow.engine.body import JobBody
 from jobflow.functional import shapes
 from jobflow.functional.creation import arange, tensor, zeros
+from jobflow.functional.dispatch import is_tensor
 from jobflow.functional.nn_attention import scaled_dot_product_attention
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Variable
@@ -75,8 +76,8 @@ class KeyValueCache(Module):
     """
 
     def __init__(self, batch: int = 1, length: int = 1024, device: Any = None) -> None:
-        if batch < 1 or length < 1:
-            raise ArgumentError(f"KeyValueCache at {user_line()}: batch is {batch} and length {length}; pass numbers of 1 or more")
+        if not all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) > 0 for n in (batch, length)):
+            raise ArgumentError(f"KeyValueCache at {user_line()}: batch is {batch!r} and length {length!r}; pass integers of 1 or more")
         super().__init__()
         self.batch, self.length, self.device = batch, length, device
         self.layers = ModuleList()
@@ -84,6 +85,8 @@ class KeyValueCache(Module):
         self.register_buffer("counts", self._counts([0] * batch))
 
     def __getitem__(self, layer: int) -> _Layer:
+        if not isinstance(layer, Integral) or int(layer) < 0:
+            raise ArgumentError(f"KeyValueCache at {user_line()}: the layer is {layer!r}; pass its number, an integer of 0 or more")
         while len(self.layers) <= layer:
             self.layers.append(_Layer(self.counts, self.length))
         result: _Layer = self.layers[layer]
@@ -94,6 +97,8 @@ class KeyValueCache(Module):
 
         Raises: ArgumentError if a sequence exceeds the length of the cache; the cache is then unchanged.
         """
+        if not isinstance(count, Integral) or int(count) < 0:
+            raise ArgumentError(f"extend at {user_line()}: the count is {count!r}; pass the number of new tokens, an integer of 0 or more")
         counts = run(_within(self.length), self.counts + count)
         at = shapes.reshape(counts - count, (self.batch, 1)) + arange(count, device=self.counts.device)
         self.counts.copy_(counts)
@@ -257,6 +262,12 @@ def attention(query: Any, key: Any, value: Any, cache: Layer | None = None, *, s
     one group of keys and values (grouped-query attention). `scale` defaults to 1 / sqrt(size). Without a cache, the function is
     `scaled_dot_product_attention(..., is_causal=True)`. A cache has no gradient and no dropout.
     """
+    for name, x in {"query": query, "key": key, "value": value}.items():
+        if not is_tensor(x):
+            raise ArgumentError(f"attention at {user_line()}: {name} is of the type {type(x).__name__}; pass a tensor")
+    if cache is not None and not hasattr(cache, "attend"):
+        raise ArgumentError(f"attention at {user_line()}: cache is {cache!r:.60}; pass the cache of a layer, cache[layer]")
+    _grouped(query, key)
     if cache is None:
         grouped = query.shape[1] != key.shape[1]
         return scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True, scale=scale, enable_gqa=grouped)
