@@ -327,7 +327,7 @@ def did_you_mean_or(name: str, legal: Iterable[str], advice: str) -> str:
 
 
 def patterns_like(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return the names, and patterns that match them and have wildcards in the same parts as `pattern`, to suggest the closest.
+    """Return the candidates for a suggestion in place of `pattern`: the names, and patterns of names with wildcards in the same parts.
 
     Parts are separated by "." or "-": for "haed.*" and the name "head.weight", the pattern is "head.*".
     """

@@ -1,4 +1,4 @@
-"""Colours of HTML in notebooks: those of the pages, of medium lightness, legible on light and dark pages."""
+"""Colours of HTML in notebooks, of medium lightness, because they must be legible on light and dark pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of whether tensors use the same bytes of memory."""
+"""Detection of tensors that use the same bytes of memory."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_parts_of_dates_are_columns_of_numbers(tmp_path: Path, reader: str) -> N
         opened(tmp_path, reader, **options).read([3])
 
 
-def test_dates_of_other_formats_and_types(tmp_path: Path) -> None:
+def test_dates_with_a_format_and_of_date_types_are_read(tmp_path: Path) -> None:
     options: dict[str, Any] = {"fields": {"x": ["d.day", "d.month"]}, "dates": {"d": ["day", "month"]}}
     assert opened(tmp_path, "csv", {"d": ["24.12.2023"]}, date_format="%d.%m.%Y", **options).read([0])["x"].tolist() == [[24, 12]]
     for value in (datetime.date(2023, 12, 24), datetime.datetime(2023, 12, 24, 5), datetime.datetime(2023, 12, 24, 5, tzinfo=datetime.UTC)):
