@@ -25,18 +25,19 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-VERSION = 13000
-#: bytes; the alignment of what cudaMalloc gives
-ALIGNMENT = 512
-#: a GPU of compute capability 9.0 with 132 multiprocessors, by the numbers of cudaDeviceAttr
-ATTRIBUTES = {75: 9, 76: 0, 16: 132, 10: 32, 1: 1024, 8: 49152}
-HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+sys.path.append(str(Path(__file__).parent))
+
+from captures import error
+from cuda_calls import ALIGNMENT, C_SOURCE, IN_C, MEMORY, TRAMPOLINES, Counts, Runtime
+
+#: a status of CUDA
+MEMORY_ALLOCATION = 2
 #: cuBLAS functions other than products
 ORGANISING = re.compile(r"cublas(Create|Destroy|Get|Set)(?!r[fis]Batched)")
 C_TYPES: dict[str, Any] = {
@@ -47,141 +48,6 @@ C_TYPES: dict[str, Any] = {
     "size_t": ctypes.c_size_t,
     "float": ctypes.c_float,
 }
-#: written in C because CuPy calls them while the interpreter exits, when no Python function can run
-C_SOURCE = """
-#include <stdint.h>
-#include <stdlib.h>
-extern struct _object _Py_NoneStruct;
-void Py_IncRef(struct _object *);
-long allocations, products;
-static void *none(void) { Py_IncRef(&_Py_NoneStruct); return &_Py_NoneStruct; }
-intptr_t stub_malloc(size_t size) {
-    char *whole = calloc(size + 2 * ALIGNMENT, 1);
-    if (!whole) return 0;
-    char *start = (char *)(((uintptr_t)whole / ALIGNMENT + 1) * ALIGNMENT);
-    ((void **)start)[-1] = whole;
-    __sync_fetch_and_add(&allocations, 1);
-    return (intptr_t)start;
-}
-void stub_release(intptr_t start) { if (start) free(((void **)start)[-1]); }
-void *stub_free(intptr_t start) { stub_release(start); return none(); }
-void *stub_none(void) { return none(); }
-int stub_zero(void) { return 0; }
-int cublasCreate_v2(void **handle) { *handle = (void *)1; return 0; }
-"""
-#: functions of CuPy's `runtime` and `driver` -> functions of C_SOURCE
-IN_C = {
-    **dict.fromkeys(("malloc", "hostAlloc"), "stub_malloc"),
-    **dict.fromkeys(("free", "freeHost"), "stub_free"),
-    **dict.fromkeys(("eventDestroy", "streamDestroy", "moduleUnload", "setDevice", "_ensure_context"), "stub_none"),
-    "getDevice": "stub_zero",
-}
-
-
-@dataclass
-class Counts:
-    """Calls of the GPU since the stub was installed."""
-
-    library: ctypes.CDLL
-    launches: int = 0
-    synchronisations: int = 0
-    to_device: int = 0
-    to_host: int = 0
-    within: int = 0
-
-    def now(self) -> dict[str, int]:
-        in_python = {name: value for name, value in vars(self).items() if name != "library"}
-        return {name: ctypes.c_long.in_dll(self.library, name).value for name in ("products", "allocations")} | in_python
-
-
-@dataclass
-class Runtime:
-    """The functions of cudart and of the driver that CuPy calls, by their names there."""
-
-    counts: Counts
-    _ids: Any = field(default_factory=lambda: itertools.count(1000))
-
-    def malloc(self, size: int, *_: int) -> int:
-        return int(self.counts.library.stub_malloc(size))
-
-    def free(self, address: int) -> bool:
-        self.counts.library.stub_release(address)
-        return True
-
-    def copy(self, target: int, source: int, size: int, kind: int, *_: int) -> bool:
-        ctypes.memmove(target, source, size)
-        if kind == HOST_TO_DEVICE:
-            self.counts.to_device += 1
-        elif kind == DEVICE_TO_HOST:
-            self.counts.to_host += 1
-        else:
-            self.counts.within += 1
-        return True
-
-    def fill(self, target: int, value: int, size: int, *_: int) -> bool:
-        ctypes.memset(target, value, size)
-        return True
-
-    def launch(self, *_: Any) -> bool:
-        self.counts.launches += 1
-        return True
-
-    def synchronize(self, *_: int) -> bool:
-        self.counts.synchronisations += 1
-        return True
-
-    def new_id(self, *_: Any) -> int:
-        return next(self._ids)
-
-    def functions(self) -> tuple[dict[str, Callable[..., Any]], dict[str, Callable[..., Any]]]:
-        """Return replacements for CuPy's runtime and driver functions.
-
-        Those without a result return True, because ctypes cannot return None as a Python object.
-        """
-
-        def nothing(*_: Any) -> bool:
-            return True
-
-        def zero(*_: Any) -> int:
-            return 0
-
-        runtime = {
-            **dict.fromkeys(("deviceSynchronize", "streamSynchronize", "eventSynchronize"), self.synchronize),
-            **dict.fromkeys(("setDevice", "_deviceEnsurePeerAccess", "deviceEnablePeerAccess", "_ensure_context"), nothing),
-            **dict.fromkeys(("eventDestroy", "eventRecord", "streamDestroy", "streamWaitEvent"), nothing),
-            **dict.fromkeys(
-                ("eventCreate", "eventCreateWithFlags", "streamCreate", "streamCreateWithFlags", "streamCreateWithPriority"), self.new_id
-            ),
-            **dict.fromkeys(("getDevice", "deviceCanAccessPeer", "streamIsCapturing", "pointerGetMemoryType"), zero),
-            **dict.fromkeys(("eventQuery", "streamQuery"), zero),
-            **dict.fromkeys(("driverGetVersion", "runtimeGetVersion"), lambda *_: VERSION),
-            **dict.fromkeys(("malloc", "hostAlloc"), self.malloc),
-            **dict.fromkeys(("free", "freeHost"), self.free),
-            **dict.fromkeys(("memcpy", "memcpyAsync"), self.copy),
-            **dict.fromkeys(("memset", "memsetAsync"), self.fill),
-            "eventElapsedTime": lambda *_: 1.0,
-            **dict.fromkeys(("profilerStart", "profilerStop"), nothing),
-            "getDeviceCount": lambda *_: 1,
-            "_getCUDAMajorVersion": lambda *_: VERSION // 1000,
-            "deviceGetAttribute": lambda attribute, *_: ATTRIBUTES.get(attribute, 0),
-            "deviceGetPCIBusId": lambda *_: "0000:00:00.0",
-            "memGetInfo": lambda *_: (1 << 37, 1 << 37),
-            "getDeviceProperties": lambda *_: {
-                "name": b"none",
-                "totalGlobalMem": 1 << 37,
-                "gcnArchName": b"",
-                "major": 9,
-                "minor": 0,
-                "warpSize": 32,
-            },
-        }
-        driver = {
-            "launchKernel": self.launch,
-            **dict.fromkeys(("moduleUnload", "funcSetAttribute"), nothing),
-            **dict.fromkeys(("moduleLoadData", "moduleGetFunction", "ctxGetCurrent"), self.new_id),
-            **dict.fromkeys(("funcGetAttribute", "ctxGetDevice"), zero),
-        }
-        return runtime, driver
 
 
 def missing() -> str:
@@ -205,7 +71,8 @@ def library(folder: Path) -> Path:
     spec = importlib.util.find_spec("cupy_backends.cuda.libs.cublas")
     assert spec is not None and spec.origin is not None
     names = sorted(set(re.findall(rb"\0(cublas[A-Z]\w*)(?=\0)", Path(spec.origin).read_bytes())))
-    functions = [f"#define ALIGNMENT {ALIGNMENT}", C_SOURCE]
+    functions = [f"#define ALIGNMENT {ALIGNMENT}", f"#define TRAMPOLINES {TRAMPOLINES}", C_SOURCE]
+    functions += [f"TRAMPOLINE({k})" for k in range(TRAMPOLINES)]
     for name in (n.decode() for n in names if n != b"cublasCreate_v2"):
         functions.append(f"int {name}(void) {{ {'' if ORGANISING.match(name) else '__sync_fetch_and_add(&products, 1); '}return 0; }}")
     with tempfile.TemporaryDirectory(dir=folder) as private:
@@ -218,45 +85,66 @@ def library(folder: Path) -> Path:
     return target
 
 
-def _load(folder: Path) -> ctypes.CDLL:
-    """Load the library; CuPy's request for cuBLAS then finds this one."""
-    loaded = ctypes.CDLL(str(library(folder)), mode=ctypes.RTLD_GLOBAL)
+def _load(folder: Path) -> ctypes.PyDLL:
+    """Load the library; CuPy's request for cuBLAS then finds this one.  Its functions need the interpreter lock, because they raise errors."""
+    loaded = ctypes.PyDLL(str(library(folder)), mode=ctypes.RTLD_GLOBAL)
     loaded.stub_malloc.restype, loaded.stub_malloc.argtypes = ctypes.c_ssize_t, [ctypes.c_size_t]
+    loaded.stub_host_malloc.restype, loaded.stub_host_malloc.argtypes = ctypes.c_ssize_t, [ctypes.c_size_t]
     loaded.stub_release.restype, loaded.stub_release.argtypes = None, [ctypes.c_ssize_t]
+    loaded.stub_fill.restype, loaded.stub_fill.argtypes = None, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_size_t]
+    loaded.stub_was_refused.restype, loaded.stub_was_refused.argtypes = ctypes.c_long, []
+    for name, arguments in {"stub_set_error": (), "stub_refuse": (), "stub_set_limit": (ctypes.c_long,)}.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = None, [*arguments, ctypes.py_object, ctypes.py_object]
     return loaded
 
 
 _live_callbacks: list[Any] = []
+_trampolines = itertools.count()
 _real: dict[str, Any] = {}
 _api = ctypes.pythonapi
 _api.PyCapsule_GetName.restype, _api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
 _api.PyCapsule_New.restype, _api.PyCapsule_New.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
-def _replace(module: Any, name: str, function: Callable[..., Any], loaded: ctypes.CDLL) -> None:
+def _replace(module: Any, name: str, function: Callable[..., Any], loaded: ctypes.PyDLL) -> None:
     """Replace a function for Python, and for other compiled modules."""
     setattr(module, name, function)
     table = module.__pyx_capi__
     if name not in table:
         return
     declared = ctypes.create_string_buffer(_api.PyCapsule_GetName(table[name]))
-    callback = getattr(loaded, IN_C[name]) if name in IN_C else _callback(declared.value.decode(), function)
+    callback = getattr(loaded, IN_C[name]) if name in IN_C else _callback(declared.value.decode(), name, function, loaded)
     _live_callbacks.extend((callback, declared))
     table[name] = _api.PyCapsule_New(ctypes.cast(callback, ctypes.c_void_p), declared, None)
 
 
-def _callback(declared: str, function: Callable[..., Any]) -> Any:
-    """Return a C callback of the declared type that drops Cython's internal arguments."""
+def _callback(declared: str, name: str, function: Callable[..., Any], loaded: ctypes.PyDLL) -> Any:
+    """Return a C function of the declared type, which drops Cython's internal arguments and raises the errors of `function`."""
     match = re.fullmatch(r"(.*?) ?\((.*)\)", declared)
     assert match is not None, declared
     arguments = [] if match[2] == "void" else [a.strip() for a in match[2].split(",")]
     skipped = sum("__pyx" in a for a in arguments)
     types = [C_TYPES.get(a, ctypes.c_void_p if "*" in a else ctypes.c_int) for a in arguments]
+    result = C_TYPES[match[1]]
 
     def call(*arguments: Any) -> Any:
-        return function(*arguments[: len(arguments) - skipped])
+        passed = arguments[: len(arguments) - skipped]
+        if name == "streamBeginCapture" and arguments[-1]:  # the mode is in a struct of optional arguments, after their number
+            passed = (*passed, ctypes.c_int.from_address(arguments[-1] + ctypes.sizeof(ctypes.c_int)).value)
+        try:
+            return function(*passed)
+        except Exception as failure:  # noqa: BLE001 - the C function raises it
+            loaded.stub_set_error(type(failure), failure)
+            return True
 
-    return ctypes.CFUNCTYPE(C_TYPES[match[1]], *types)(call)
+    callback = ctypes.CFUNCTYPE(result, *types)(call)
+    if result is ctypes.c_float:
+        return callback
+    number = next(_trampolines)
+    _live_callbacks.append(callback)
+    (ctypes.c_void_p * TRAMPOLINES).in_dll(loaded, "stub_callbacks")[number] = ctypes.cast(callback, ctypes.c_void_p).value
+    return getattr(loaded, f"stub_call_{number}")
 
 
 def compile_for(architecture: str, text: str, options: tuple[str, ...], name: str) -> Any:
@@ -279,6 +167,9 @@ def before_cupy(folder: Path) -> Counts:
     runtime = importlib.import_module("cupy_backends.cuda.api.runtime")
     driver = importlib.import_module("cupy_backends.cuda.api.driver")
     counts = Counts(_load(folder))
+    limit = int(os.environ.get("JOBFLOW_GPU_STUB_MEMORY", MEMORY))
+    full = error(MEMORY_ALLOCATION)
+    counts.library.stub_set_limit(limit, type(full), full)
     for module, functions in zip((runtime, driver), Runtime(counts).functions(), strict=True):
         for name, function in functions.items():
             _replace(module, name, function, counts.library)

@@ -14,7 +14,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from itertools import product
+from contextlib import contextmanager
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,16 @@ def _mlp() -> tuple[Any, Any]:
     return _classifier(lambda x, y: mlp(x, y), 100, (1, 28, 28), 10)
 
 
+def _target_model(model: str, batch: int) -> tuple[Any, Any]:
+    """A step of a model whose speed is measured, in bfloat16."""
+    sys.path.append(str(ROOT / "benchmarks" / "gpu"))
+    import jobflow_models
+    import workloads
+
+    size = workloads.FULL[model]
+    return jobflow_models.job(size, batch, "bfloat16"), cycle(workloads.batches(size, batch))
+
+
 #: shown in the table -> a job, and its arguments
 STEPS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "MLP, one hidden layer": _mlp,
@@ -112,16 +123,59 @@ STEPS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "residual net 3-4-6-3": lambda: _resnet((3, 4, 6, 3)),
     "GPT, 4 blocks": lambda: _gpt(4),
     "GPT, 12 blocks": lambda: _gpt(12),
+    "GPT-2 124M, bfloat16, 1 x 1,024 tokens": lambda: _target_model("gpt2", 1),
+    "ResNet-50, bfloat16, 2 images": lambda: _target_model("resnet50", 2),
 }
 
 
-def _per_step(counts: host_runtime.Counts, step: Callable[[], Any]) -> dict[str, float]:
-    for _ in range(WARM):
-        step()
+def _difference(counts: host_runtime.Counts, before: dict[str, int], runs: int = 1) -> dict[str, float]:
+    return {name: (value - before[name]) / runs for name, value in counts.now().items()}
+
+
+@contextmanager
+def _counted_binding(counts: host_runtime.Counts) -> Iterator[dict[str, float]]:
+    """Count the allocations of the programs that are bound in this context."""
+    from jobflow.program.program import Program
+
+    allocations: dict[str, float] = {"bound_allocations": 0}
+    bind = Program.bind
+
+    def counted(self: Any, rank: Any) -> Any:
+        before = counts.now()
+        bound = bind(self, rank)
+        allocations["bound_allocations"] += _difference(counts, before)["allocations"]
+        return bound
+
+    Program.bind = counted  # type: ignore[method-assign]
+    try:
+        yield allocations
+    finally:
+        Program.bind = bind  # type: ignore[method-assign]
+
+
+def _unfetched_waits(counts: host_runtime.Counts, step: Callable[[], Any]) -> float:
+    """Count the waits of a step whose results nothing fetches."""
+    from jobflow.program.commands import executors_of
+
+    executor = max(executors_of(_world().ranks[0]).values(), key=lambda each: len(each.body))
+    run, arguments_of_runs = executor.run, []
+    executor.run = lambda arguments: (arguments_of_runs.append(arguments), run(arguments))[1]
+    step()
+    executor.run, fetches, executor.fetches = run, executor.fetches, []
+    before = counts.now()
+    executor.run(arguments_of_runs[0])
+    executor.fetches = fetches
+    return _difference(counts, before)["synchronisations"]
+
+
+def _figures(counts: host_runtime.Counts, step: Callable[[], Any]) -> dict[str, float]:
+    with _counted_binding(counts) as bound:
+        for _ in range(WARM):
+            step()
     before = counts.now()
     for _ in range(COUNTED):
         step()
-    return {name: (value - before[name]) / COUNTED for name, value in counts.now().items()}
+    return bound | _difference(counts, before, COUNTED) | {"unfetched_waits": _unfetched_waits(counts, step)}
 
 
 def steps(counts: host_runtime.Counts) -> dict[str, Any]:
@@ -132,7 +186,7 @@ def steps(counts: host_runtime.Counts) -> dict[str, Any]:
         flow.clear_default_session()
         flow.config.gpu_device_num(1)
         job, batches = make()
-        counts_by_name[name] = _per_step(counts, lambda job=job, batches=batches: job(*next(batches)))
+        counts_by_name[name] = _figures(counts, lambda job=job, batches=batches: job(*next(batches)))
         tags = [rank.device.tag for rank in _world().ranks]
         assert tags == ["gpu"], f"{name} ran on {tags}"
     flow.clear_default_session()
