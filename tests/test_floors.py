@@ -310,3 +310,44 @@ def test_programs_are_planned_bound_and_run_in_one_folder(call: str) -> None:
     """Jobs, graphs, redistribution, verify and explain have no runner of their own."""
     users = {folder_of(name) for name, path in modules().items() if re.search(call, path.read_text(encoding="utf-8"))}
     assert users - {"jobflow.compiler", "jobflow.runtime"} == {"jobflow.program"}
+
+
+#: where CuPy may be named: the door to GPUs, its kernels, and the probe of `jobflow doctor`
+DOOR = ("jobflow/runtime/device/", "jobflow/kernels/cuda/", "jobflow/cli/health/")
+CUPY = re.compile(r"(?:cupy|cupyx|cupy_backends)(?:\.\w+)*")
+
+
+def cupy_names(source: str) -> Iterator[int]:
+    """Lines that import CuPy, or name one of its modules in a string."""
+    tree = ast.parse(source)
+    ignored = documentation(tree)
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [str(node.module)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in ignored:
+            names = [node.value]
+        yield from (node.lineno for name in names if CUPY.fullmatch(name))
+
+
+def test_cupy_is_named_behind_the_device_only() -> None:
+    """All calls of CUDA go through `Device`."""
+    places = [(f"jobflow/{path.relative_to(PACKAGE)}", path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))]
+    places_outside = [f"{name}:{line}" for name, source in places if not name.startswith(DOOR) for line in cupy_names(source)]
+    assert places_outside == [], "call a method of jobflow.runtime.device.cuda_device instead"
+    assert any(list(cupy_names(source)) for name, source in places if name.startswith(DOOR))
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("import cupy as cp", [1]),
+        ("from cupy_backends.cuda.libs import nvrtc", [1]),
+        ('x = 1\nimport_module("cupyx.scipy.special")', [2]),
+        ('"""cupy"""\nname = "CuPy"\nfrom jobflow.runtime.device import cuda_device', []),
+    ],
+)
+def test_names_of_cupy_are_reported(source: str, lines: list[int]) -> None:
+    assert list(cupy_names(source)) == lines

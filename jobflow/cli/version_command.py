@@ -37,6 +37,7 @@ def versions() -> dict[str, str | None]:
     import numpy as np
 
     from jobflow.kernels import blas_threads
+    from jobflow.runtime.device.cuda_device import cupy_version
 
     return {
         "jobflow": __version__,
@@ -46,7 +47,7 @@ def versions() -> dict[str, str | None]:
         "BLAS": blas_threads.library(),
         "mpi4py": _of("mpi4py"),
         "MPI": mpi(),
-        "CuPy": _of("cupy"),
+        "CuPy": cupy_version(),
     }
 
 

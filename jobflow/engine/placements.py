@@ -19,7 +19,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import PlacementError, SbpError, user_line
 from jobflow.core.layout import MAX, MIN, Broadcast, Partial, Placement, Sbp, Split
 from jobflow.core.notices import notice
-from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.world.environment import launched
 
 TAGS = ("cpu", "cuda")

@@ -28,7 +28,7 @@ from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Setti
 from jobflow.engine.redefinition import VariableUsers, restart_notice
 from jobflow.engine.sizes import folded, many_shapes
 from jobflow.kernels.target import Target, target_of
-from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.interrupts import held
 from jobflow.runtime.world.environment import launched
 

@@ -18,7 +18,7 @@ from jobflow.functional import sampling
 from jobflow.functional.classes import tensor_classes
 from jobflow.functional.devices import checked_device
 from jobflow.functional.devices import device as _device
-from jobflow.runtime.device import cupy_device
+from jobflow.runtime.device import cuda_device
 from jobflow.tensors.state import state
 
 FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, ShortTensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = tensor_classes(
@@ -28,7 +28,7 @@ FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, ShortTensor, IntTensor, L
 
 def device_count() -> int:
     """Return the number of GPUs visible to this process."""
-    return cupy_device.available()
+    return cuda_device.available()
 
 
 def is_available() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jobflow.core.notices import notice
-from jobflow.runtime.device import cupy_device
+from jobflow.runtime.device import cuda_device
 
 __all__ = [
     "get_compile_flags", "get_include", "get_lib", "get_link_flags", "has_rpc_backend_grpc", "has_rpc_backend_local", "with_cuda", "with_xla",
@@ -51,7 +51,7 @@ def has_rpc_backend_local() -> bool:
 
 def with_cuda() -> bool:
     """Return True if a GPU is available."""
-    return cupy_device.available() > 0
+    return cuda_device.available() > 0
 
 
 def with_xla() -> bool:

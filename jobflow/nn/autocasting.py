@@ -11,7 +11,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.notices import notice
 from jobflow.core.types import DType, bfloat16, float16
-from jobflow.runtime.device import cupy_device
+from jobflow.runtime.device import cuda_device
 
 __all__ = ["autocast", "get_autocast_dtype", "is_autocast_available", "is_autocast_enabled"]
 
@@ -44,7 +44,7 @@ class autocast:
         half = _DEFAULTS[kind] if dtype is None else dtype
         if enabled and half not in (bfloat16, float16):
             notice(f"{what}: dtype={half} has no effect; pass bfloat16 or float16")
-        if enabled and kind == "cuda" and not cupy_device.available():
+        if enabled and kind == "cuda" and not cuda_device.available():
             notice(f'{what}: device_type="cuda" has no effect without a GPU; pass "cpu"')
             enabled = False
         self.device, self.fast_dtype = kind, half
@@ -93,4 +93,4 @@ def get_autocast_dtype(device_type: str) -> DType:
 
 def is_autocast_available(device_type: str) -> bool:
     """Return True if `autocast` has an effect for the kind of device: for "cpu", and for "cuda" with a GPU."""
-    return isinstance(device_type, str) and (device_type == "cpu" or (device_type == "cuda" and cupy_device.available() > 0))
+    return isinstance(device_type, str) and (device_type == "cpu" or (device_type == "cuda" and cuda_device.available() > 0))

@@ -26,6 +26,7 @@ from jobflow.plan.storage import ARGUMENT, RankMemory, is_common, place_variable
 from jobflow.program.shared_buffers import IO_BUFFERS, ClientBuffers, io_buffers_of, planned_slots, slots_of
 from jobflow.runtime.collection import collection_paused
 from jobflow.runtime.concurrency import concurrently
+from jobflow.runtime.device.device import memory_of
 from jobflow.runtime.executor import Executor, Through
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
@@ -87,7 +88,8 @@ class Program:
         state, graph = state_of(rank), self.physical.graph
         separate = private_copies(graph)
         _check_separate(state, separate, graph)
-        new = state.declare(graph.variables.values(), self.storage.share, separate)
+        with memory_of(f"job {graph.name}: variables"):
+            new = state.declare(graph.variables.values(), self.storage.share, separate)
         is_host = rank.device.tag == "cpu"  # others have a current device for each thread
         with concurrently(partial(state.initialize, new, self.target)) if is_host else nullcontext():
             bound = self._bound(rank, state)

@@ -43,7 +43,7 @@ from jobflow.ops import reduce as rd
 from jobflow.ops.axes import reshape
 from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.guarded_update import COUNT
-from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.world.launched import launched
 from jobflow.strategies import mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig

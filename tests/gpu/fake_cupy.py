@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fake_streams import Device, Event, Gpus, Memory, Stream, current
+from fake_streams import CUDARuntimeError, Device, Event, Gpus, Memory, Stream, capturing, current, refuse_in_capture
 
 ALIGNMENT = 512
+#: bytes of a GPU
+MEMORY = 1 << 36
 NAMES: dict[str, list[str]] = {}
 for line in (Path(__file__).with_name("data") / "cupy_names.txt").read_text().splitlines():
     if not line.startswith("#"):
@@ -83,6 +85,7 @@ def _room(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
 
 
 def _new(value: np.ndarray[Any, Any]) -> ndarray:
+    refuse_in_capture("an allocation")
     copy = _room(value.shape, value.dtype)
     copy[...] = value
     memory = Memory(current.device)
@@ -92,6 +95,10 @@ def _new(value: np.ndarray[Any, Any]) -> ndarray:
 
 def _call(name: str, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """One kernel launch on the current stream."""
+    if name == "cupy.copyto" and (stream := capturing()) is not None:
+        stream.run(lambda: _call(name, function, arguments, options))
+        return None
+    refuse_in_capture(f"{name}, a kernel of CuPy,")
     called(name, arguments, options)
     ufunc = NAMES[name][:1] == ["ufunc"]
     outputs = [*(arguments[int(NAMES[name][1]) :] if ufunc else ()), options.get("out"), *(arguments[:1] if name in WRITING else ())]
@@ -215,11 +222,17 @@ class ndarray:
         plain = all(k is None or k is Ellipsis or isinstance(k, slice | int | np.integer) for k in whole)
         # an index into every axis gives an array without axes, not a number
         key = (*whole, ...) if plain and Ellipsis not in whole else whole
-        return wrapped(raw(self)[raw(key)], (self,) if plain else ())
+        part = wrapped(raw(self)[raw(key)], (self,) if plain else ())
+        if plain and self.inner.ndim == 1 and self.inner.dtype == np.uint8:
+            part.memory = self.memory.divided()  # a buffer of an allocator is memory of its own
+        return part
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, np.ndarray | list | tuple):
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        if (stream := capturing()) is not None:
+            stream.run(lambda: self.__setitem__(key, value))
+            return
         target = self[key] if not isinstance(key, ndarray) else None
         if isinstance(value, ndarray) and target is not None and value.ndim > target.ndim:
             raise ValueError("input operand has more dimensions than allowed by the axis remapping")
@@ -395,8 +408,16 @@ def modules(gpus: int) -> dict[str, types.ModuleType]:
     tricks = types.SimpleNamespace(as_strided=_as_strided)
     vars(cupy).update(members(), lib=types.SimpleNamespace(stride_tricks=tricks), linalg=types.SimpleNamespace(**linear_algebra()))
     vars(cupy).update(asarray=asarray, array=array, asnumpy=asnumpy, empty=empty, ndarray=ndarray, cuda=cuda)
-    runtime = types.SimpleNamespace(getDeviceCount=lambda: Gpus.count, deviceGetPCIBusId=lambda index: f"0000:{index:02x}:00.0")
-    vars(cuda).update(Device=Device, Stream=Stream, Event=Event, runtime=runtime, is_available=lambda: Gpus.count > 0)
+    runtime = types.SimpleNamespace(
+        getDeviceCount=lambda: Gpus.count,
+        deviceGetPCIBusId=lambda index: f"0000:{index:02x}:00.0",
+        memGetInfo=lambda: (MEMORY, MEMORY),
+        streamCaptureModeThreadLocal=1,
+        CUDARuntimeError=CUDARuntimeError,
+    )
+    memory = types.SimpleNamespace(OutOfMemoryError=MemoryError)
+    vars(cuda).update(Device=Device, Stream=Stream, Event=Event, runtime=runtime, memory=memory, is_available=lambda: Gpus.count > 0)
+    vars(cuda).update(get_current_stream=lambda: types.SimpleNamespace(ptr=current.stream))
     vars(nccl).update(available=False)  # not in vars(cuda) before it is imported, as with CuPy
     vars(cupyx).update(empty_pinned=empty_pinned, scipy=scipy)
     vars(scipy).update(special=special)

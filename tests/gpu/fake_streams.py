@@ -15,6 +15,10 @@ class Gpus:
     count = 1
 
 
+class CUDARuntimeError(RuntimeError):
+    """An error of CUDA, such as a call that cannot be captured."""
+
+
 class Race(Exception):
     """Memory was used on a stream that nothing orders after the one that wrote it."""
 
@@ -46,6 +50,15 @@ class Memory:
         #: the stream that wrote last, unless somebody has waited for it since
         self.writer: int | None = None
 
+    def divided(self) -> Memory:
+        """Return the memory of a part, which other streams may use from now on."""
+        part = Memory(self.device)
+        if self.writer is not None:
+            part.writer = self.writer
+            with Memory.guard:
+                Memory.written.add(part)
+        return part
+
     def use(self, stream: int) -> None:
         if current.device != self.device:
             raise ValueError(f"Array device must be same as the current device: array device = {self.device} while current = {current.device}")
@@ -65,6 +78,32 @@ class Memory:
         for memory in written:
             if memory.writer == stream:
                 memory.writer = None
+
+
+def capturing() -> Stream | None:
+    """Return the current stream of this thread if it is captured."""
+    stream = Stream.all.get(current.stream)
+    return stream if stream is not None and stream.captured is not None else None
+
+
+def refuse_in_capture(what: str) -> None:
+    """Raise if this thread captures its current stream: the call would allocate or wait, or would not be part of the graph."""
+    stream = capturing()
+    if stream is not None:
+        stream.valid = False
+        raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what} while a stream is captured")
+
+
+class Graph:
+    """The launches of a capture."""
+
+    def __init__(self, launches: list[Callable[[], None]]) -> None:
+        self._launches = launches
+
+    def launch(self, stream: Stream) -> None:
+        assert stream.ptr == current.stream, "the launches of the graph use the memory of this stream"
+        for launch in self._launches:
+            launch()
 
 
 class Device:
@@ -119,6 +158,15 @@ class Event:
             launch.finish()
         Memory.finish(self._stream)
 
+    @property
+    def done(self) -> bool:
+        refuse_in_capture("a query of an event")
+        return True
+
+    def synchronize(self) -> None:
+        refuse_in_capture("a wait")
+        self.finish()
+
 
 class Stream:
     """An order of launches."""
@@ -133,6 +181,9 @@ class Stream:
         self.done = True
         self._before: list[int] = []
         self.under_way: list[Launch] = []
+        #: the launches of the capture in progress
+        self.captured: list[Callable[[], None]] | None = None
+        self.valid = True
         Stream.all[self.ptr] = self
 
     def wait_event(self, event: Event) -> None:
@@ -153,7 +204,25 @@ class Stream:
     def __exit__(self, *_: Any) -> None:
         current.streams[self.device_id] = self._before.pop()
 
+    def begin_capture(self, mode: int) -> None:
+        self.captured, self.valid = [], True
+
+    def end_capture(self) -> Graph:
+        assert self.captured is not None
+        graph, self.captured = Graph(self.captured), None
+        if not self.valid:
+            raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated")
+        return graph
+
+    def run(self, launch: Callable[[], None]) -> None:
+        """Run a launch now, or when the captured graph is launched."""
+        if self.captured is None:
+            launch()
+        else:
+            self.captured.append(launch)
+
     def synchronize(self) -> None:
+        refuse_in_capture("a wait")
         for launch in self.under_way:
             launch.finish()
         self.under_way.clear()

@@ -17,7 +17,7 @@ from jobflow.kernels.target import target_of
 from jobflow.ops.index import UnsortedSegmentSum
 from jobflow.ops.op import Op, Sample, types_tuple
 from jobflow.plan.plan import Slot
-from jobflow.runtime.device.cupy_device import CudaDevice
+from jobflow.runtime.device.cuda_device import CudaDevice
 from jobflow.runtime.variable_buffers import window
 
 #: False on the stub: kernels do not write, so only shapes and types are compared

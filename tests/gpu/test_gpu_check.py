@@ -23,7 +23,7 @@ import workloads
 from step_runner import GRACE, Step
 from without_gpu import host_runtime
 
-from jobflow.runtime.device import cupy_device
+from jobflow.runtime.device import cuda_device
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check"
@@ -148,7 +148,7 @@ def gpu_check(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 
 class TestCommand:
-    @pytest.mark.skipif(cupy_device.available() > 0, reason="there is a GPU")
+    @pytest.mark.skipif(cuda_device.available() > 0, reason="there is a GPU")
     @pytest.mark.parametrize("part", ["correct", "speed", "diagnose"])
     def test_exits_3_and_writes_nothing_without_a_gpu(self, tmp_path: Path, part: str) -> None:
         tests = ["tests/gpu/test_on_gpu.py"] if part == "diagnose" else []

@@ -18,7 +18,7 @@ from curves_of import DOUBLE, NOTICE, PROGRAMS, TOLERANCE, TOLERANCE_DOUBLE, cur
 from jobflow.core.errors import JobError, PlacementError, RankError
 from jobflow.distributed import mpiexec
 from jobflow.runtime.comm.nccl_communicator import NcclCommunicator, StagedCommunicator
-from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.world.threads import ThreadsWorld
 
 

@@ -22,7 +22,7 @@ from jobflow import scope
 from jobflow.core import notices
 from jobflow.core.errors import JobError, PlacementError, RankError
 from jobflow.runtime.comm.nccl_communicator import NcclCommunicator, StagedCommunicator
-from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld

@@ -130,7 +130,7 @@ def test_explain_names_the_kernel_and_why_others_refuse() -> None:
 
 
 def test_programs_for_gpus_that_run_on_cpus_are_compiled_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobflow.runtime.device.cupy_device.available", lambda: False)
+    monkeypatch.setattr("jobflow.runtime.device.cuda_device.available", lambda: False)
     flow.config.gpu_device_num(1)
     flow.config.kernels("numpy")
     make_job()(X)

@@ -18,7 +18,7 @@ from jobflow.core.types import float32, float64, int8
 from jobflow.runtime.comm.nccl_communicator import NcclCommunicator, StagedCommunicator, device_communicator
 from jobflow.runtime.comm.record import Record
 from jobflow.runtime.comm.solo_communicator import SoloCommunicator
-from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
 
@@ -71,7 +71,7 @@ class TestCudaWithoutGpu:
             cuda.CudaDevice(0)
 
     def test_importing_the_module_does_not_import_cupy(self) -> None:
-        code = "import sys; import jobflow.runtime.device.cupy_device, jobflow.runtime.comm.nccl_communicator; sys.exit('cupy' in sys.modules)"
+        code = "import sys; import jobflow.runtime.device.cuda_device, jobflow.runtime.comm.nccl_communicator; sys.exit('cupy' in sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True, cwd=pathlib.Path(__file__).parents[2])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import threading
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,25 +17,38 @@ from jobflow.kernels.object_cache import ObjectCache
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 #: blocks per multiprocessor; kernels loop over the remaining elements
 BLOCKS = 8
-#: launches a function of a GPU: grid, block, arguments
-Launcher = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], None]
+
+
+@dataclass(frozen=True)
+class KernelFunction:
+    """A kernel on a GPU: the address that a launch needs, and the text of its module.  It keeps the module loaded."""
+
+    loaded: Any
+    ptr: int
+    name: str
+    text: str
+    #: the number of the GPU
+    index: int
 
 
 @dataclass(frozen=True)
 class LoadedText:
-    """The functions of a compiled text, loaded on the current GPU."""
+    """The functions of a compiled text, loaded on a GPU."""
 
     loaded: Any
+    text: str
+    index: int
 
-    def function(self, name: str) -> Launcher:
-        launcher: Launcher = self.loaded.get_function(name)
-        return launcher
+    def function(self, name: str) -> KernelFunction:
+        function = self.loaded.get_function(name)
+        return KernelFunction(function, int(function.ptr), name, self.text, self.index)
 
 
 class TextCompiler:
     """A compiler of kernel texts for the GPU with the index `index`."""
 
     def __init__(self, index: int, cache: ObjectCache | None = None) -> None:
+        self.index = index
         self._cupy = importlib.import_module("cupy")
         self._nvrtc = importlib.import_module("cupy.cuda.compiler")
         device = self._cupy.cuda.Device(index)
@@ -52,7 +64,7 @@ class TextCompiler:
             if module is None:
                 loaded = importlib.import_module("cupy.cuda.function").Module()
                 loaded.load(self._binary(text))
-                self._modules[text] = module = LoadedText(loaded)
+                self._modules[text] = module = LoadedText(loaded, text, self.index)
         return module
 
     def _binary(self, text: str) -> bytes:
@@ -63,7 +75,8 @@ class TextCompiler:
             return cached
         # RawModule would flush subnormal numbers to zero, even with --ftz=false
         compiled, _ = self._nvrtc.compile_using_nvrtc(text, OPTIONS, self.architecture, "fused.cu")
-        binary = compiled if isinstance(compiled, bytes) else compiled.encode()
+        # CuPy drops the last byte, which is zero: the driver loads the rest, but nvdisasm refuses it
+        binary = (compiled if isinstance(compiled, bytes) else compiled.encode()) + b"\0"
         self.cache.write(key, binary)
         return binary
 

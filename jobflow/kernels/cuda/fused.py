@@ -13,8 +13,9 @@ from jobflow.core.types import Array, TensorType, dtype_of
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.argument_block import address
-from jobflow.kernels.cuda.compiled_text import Launcher, compiler, integer_argument
+from jobflow.kernels.cuda.compiled_text import compiler, integer_argument
 from jobflow.kernels.cuda.kernel_text import NAME, THREADS, KernelForm, lanes_of, print_kernel
+from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
 from jobflow.kernels.decompositions import lowered
 from jobflow.kernels.index_operands import with_index_operands
@@ -70,17 +71,6 @@ def bind(
         return KernelLaunch(module.function(name), arrays), ((blocks,), block, arguments)
 
     return launches(launcher, device.scratch, ready)
-
-
-@dataclass(frozen=True)
-class KernelLaunch:
-    """A callable that launches a kernel function, and keeps the arrays alive whose addresses are arguments of the kernel."""
-
-    function: Launcher
-    arrays: Sequence[Array]
-
-    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-        self.function(grid, block, arguments)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.kernels.cuda.compiled_text import compiler
-from jobflow.kernels.cuda.fused import KernelLaunch, placeholders
+from jobflow.kernels.cuda.fused import placeholders
 from jobflow.kernels.cuda.kernel_text import THREADS, functions_for
+from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.primitives import from_memory, literal, stored_type, to_memory, value_type
 from jobflow.kernels.registry import register
 from jobflow.ops.op import Binder, Call, Op

@@ -20,7 +20,7 @@ from jobflow.plan.traffic import Traffic
 from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers, Waited
 from jobflow.runtime.comm.record import BindingMessage, Group, Record, Recorder, flat
 from jobflow.runtime.comm.solo_communicator import SingleRankGroup
-from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.device.device import Device
 
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
+from jobflow.core.errors import JobflowError
 from jobflow.core.types import Array, DType, Xp
+
+
+class OutOfMemory(JobflowError, MemoryError):
+    """Error for a buffer that does not fit into the memory of a device."""
+
+
+@contextmanager
+def memory_of(what: str) -> Iterator[None]:
+    """Begin the message of an OutOfMemory error in this context with `what`, such as a job and its arena."""
+    try:
+        yield
+    except OutOfMemory as error:
+        raise OutOfMemory(f"{what}: {error}") from error
 
 
 class Device(Protocol):
@@ -23,7 +38,10 @@ class Device(Protocol):
         """`numpy` or `cupy`."""
 
     def allocate(self, nbytes: int) -> Array:
-        """Return a zeroed uint8 array, aligned to 64 bytes (256 on a GPU)."""
+        """Return a zeroed uint8 array, aligned to 64 bytes (256 on a GPU).
+
+        Raises: OutOfMemory.
+        """
 
     def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return an uninitialised array in scratch memory, valid during the calls of one instruction."""
@@ -35,13 +53,16 @@ class Device(Protocol):
         """Make this device (and its stream) the current one of the calling thread; a world does it once per rank."""
 
     def upload(self, target: Array, value: Array) -> None:
-        """Copy `value`, a NumPy array of the same shape and any element type, to `target`; `value` may be changed after return."""
+        """Copy `value`, a NumPy array or an array of the device, of the same shape and any element type, to `target`.
+
+        A NumPy array may be changed after return.
+        """
 
     def to_host(self, array: Array) -> Array:
         """Return a NumPy copy of an array."""
 
     def to_host_together(self, arrays: Sequence[Array]) -> list[Array]:
-        """Return NumPy copies of several arrays, after all launched work has finished."""
+        """Return NumPy copies of several arrays, with one wait; without arrays there is no wait."""
 
     def synchronize(self) -> None:
         """Wait until all launched work has finished."""
@@ -51,11 +72,13 @@ class Scratch:
     """A bump allocator of temporary arrays, whose buffer only grows: call `take` for each array of an instruction, then `rewind`.
 
     Arrays from before a `rewind` remain valid memory but overlap later ones, which is correct for instructions that run one after another.
+    `least` is the smallest size in bytes of a buffer: few sizes make few allocations.
     """
 
-    def __init__(self, device: Device, alignment: int) -> None:
+    def __init__(self, device: Device, alignment: int, least: int = 0, growth: int = 2) -> None:
         self._device = device
         self._alignment = alignment
+        self._least, self._growth = least, growth
         self._buffer = device.allocate(0)
         self._used = 0
 
@@ -64,7 +87,7 @@ class Scratch:
         for n in shape:
             nbytes *= n
         if self._used + nbytes > self._buffer.size:
-            self._buffer = self._device.allocate(max(nbytes, 2 * int(self._buffer.size)))
+            self._buffer = self._device.allocate(max(nbytes, self._growth * int(self._buffer.size), self._least))
             self._used = 0
         start = self._used
         self._used = -(-(start + nbytes) // self._alignment) * self._alignment

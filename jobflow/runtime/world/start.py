@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobflow.core.notices import notice
-from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import cpu_device
 from jobflow.runtime.world.environment import launched

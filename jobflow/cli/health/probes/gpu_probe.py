@@ -12,7 +12,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from jobflow.runtime.device.cupy_device import nccl
+from jobflow.runtime.device.cuda_device import nccl
 
 
 def number(version: int) -> str:

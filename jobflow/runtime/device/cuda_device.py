@@ -1,0 +1,263 @@
+"""A GPU through CuPy, which is imported when the first device is created.
+
+All calls of CUDA outside of kernels go through this class: memory, streams, events, copies, graphs, and the modules that it imports in the main
+thread.  Kernels run on one non-blocking stream per device.  CuPy keeps the current device and stream per thread, so `activate` must be called in
+the thread that runs the rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+from weakref import WeakMethod
+
+import numpy as np
+
+from jobflow.core.errors import PlacementError, counted
+from jobflow.core.types import Array, DType, Xp
+from jobflow.ops.op import Call
+from jobflow.runtime.device.cuda_copies import LARGEST, SIDES, Downloads, Feeder, Uploads, block_bytes
+from jobflow.runtime.device.cuda_graph import CapturedGraph, captured
+from jobflow.runtime.device.cuda_memory import ALIGNMENT, CudaMemory
+from jobflow.runtime.device.device import Scratch
+
+#: polls of the stream before a listening host sleeps: about a millisecond
+SPINS = 1000
+#: seconds between later polls
+NAP = 50e-6
+#: bytes of the first scratch buffer of a stream, and the factor to the next
+SCRATCH, SCRATCH_GROWTH = 32 << 20, 4
+
+
+def available() -> int:
+    """Return the number of usable GPUs: 0 if CuPy is not installed or finds no driver."""
+    if importlib.util.find_spec("cupy") is None:
+        return 0
+    cupy = importlib.import_module("cupy")
+    if not cupy.cuda.is_available():  # never raises, unlike getDeviceCount without a driver
+        return 0
+    return int(cupy.cuda.runtime.getDeviceCount())
+
+
+def cupy_version() -> str | None:
+    """Return the version of CuPy, or None if it is not installed."""
+    return None if importlib.util.find_spec("cupy") is None else str(importlib.import_module("cupy").__version__)
+
+
+def nccl() -> Any:
+    """Return CuPy's module for NCCL; its attribute `available` is True if the library is installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # CuPy warns without NCCL; device_communicator prints a notice instead
+        return importlib.import_module("cupy.cuda.nccl")  # no attribute of cupy.cuda before it is imported
+
+
+class CudaDevice:
+    """GPU number `index` of this node."""
+
+    tag = "gpu"
+    #: raises if another rank has failed; called while the host waits for the device, and afterwards
+    listen: Callable[[], None] | None = None
+
+    def __init__(self, index: int) -> None:
+        count = available()
+        if not 0 <= index < count:
+            raise PlacementError(f"gpu {index} does not exist: this machine has {counted(count, 'usable GPU')}")
+        self.index = index
+        self._cupy = importlib.import_module("cupy")
+        _import_in_main_thread(index)
+        self._empty_pinned = importlib.import_module("cupyx").empty_pinned
+        with self._cupy.cuda.Device(index):
+            # not the legacy stream, which waits for every other stream and cannot be captured
+            self.stream = self._cupy.cuda.Stream(non_blocking=True)
+        #: the stream of the calls that are prepared, see `on`
+        self._binding = self.stream
+        self._memory = CudaMemory(self._cupy, index, self.stream)
+        self._scratches: dict[int, Scratch] = {}
+        #: called after a wait of the host, for example to raise an error that the GPU has reported meanwhile
+        self.after_waits: list[WeakMethod[Callable[[], None]]] = []
+
+    @property
+    def xp(self) -> Xp:
+        return self._cupy
+
+    @cached_property
+    def identity(self) -> str:
+        """The machine and PCI address: equal for two ranks only if they use the same GPU."""
+        if not nccl().available:
+            return ""
+        return f"{platform.node()} {self._cupy.cuda.runtime.deviceGetPCIBusId(self.index)}"
+
+    def activate(self) -> None:
+        self._cupy.cuda.Device(self.index).use()
+        self.stream.use()
+
+    # ---------------------------------------------------------------- memory
+
+    def allocate(self, nbytes: int) -> Array:
+        return self._memory.take(nbytes)
+
+    def constant(self, value: Array) -> Array:
+        """Return a copy of a NumPy array on the device, in memory that no other array uses."""
+        value = np.asarray(value)
+        array = self.allocate(value.nbytes).view(value.dtype).reshape(value.shape)
+        self.upload(array, value)
+        return array
+
+    def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        scratch = self._scratches.get(self.queue)
+        if scratch is None:
+            scratch = self._scratches[self.queue] = Scratch(self, ALIGNMENT, SCRATCH, SCRATCH_GROWTH)
+        return scratch.take(shape, dtype)
+
+    def begin_instruction(self) -> None:
+        for scratch in self._scratches.values():
+            scratch.rewind()
+
+    def host_array(self, count: int, dtype: Any) -> Array:
+        """Return page-locked host memory, which the GPU copies to and from at full speed."""
+        return self._empty_pinned(count, dtype)
+
+    # ---------------------------------------------------------------- streams, events, graphs
+
+    @property
+    def queue(self) -> int:
+        """The address of the stream on which calls run that are prepared now."""
+        return int(self._binding.ptr)
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """Prepare calls for `stream` in this context: their launches are enqueued there, with scratch memory of that stream."""
+        before, self._binding = self._binding, stream
+        try:
+            with self._cupy.cuda.Device(self.index), stream:
+                yield
+        finally:
+            self._binding = before
+
+    def new_stream(self) -> Any:
+        """Return a stream for work concurrent with the kernels."""
+        with self._cupy.cuda.Device(self.index):
+            return self._cupy.cuda.Stream(non_blocking=True)
+
+    def new_event(self) -> Any:
+        """Return an event, by which one stream waits for another."""
+        with self._cupy.cuda.Device(self.index):
+            return self._cupy.cuda.Event(disable_timing=True)
+
+    def capture(self, calls: Sequence[Call]) -> CapturedGraph:
+        """Capture prepared calls as a graph; nothing runs before the graph is launched.
+
+        The calls must not allocate memory, wait, or call libraries through CuPy.  Their error is raised, and the device stays usable.
+        """
+        with self._cupy.cuda.Device(self.index):
+            return captured(self._cupy, self.stream, calls)
+
+    # ---------------------------------------------------------------- copies
+
+    @cached_property
+    def _uploads(self) -> Uploads:
+        return Uploads(self.stream, self.new_event, self.host_array, self.wait)
+
+    @cached_property
+    def _downloads(self) -> Downloads:
+        return Downloads(self.stream, self.new_event, self.host_array, self.wait)
+
+    @cached_property
+    def _copying(self) -> Any:
+        """The stream of the copies of arguments."""
+        return self.new_stream()
+
+    def upload(self, target: Array, value: Array) -> None:
+        if not target.size:
+            return
+        if not isinstance(value, np.ndarray):  # an array of this GPU
+            target[...] = value
+            return
+        # CuPy copies from the host to contiguous arrays only
+        contiguous = target if target.flags.c_contiguous else self._cupy.empty(target.shape, target.dtype)
+        self._uploads.copy(contiguous, value)
+        if contiguous is not target:
+            target[...] = contiguous
+
+    def feeder(self, targets: Sequence[Array]) -> Feeder:
+        """Return the copies of a step's arguments to `targets`, concurrent with the kernels of the step before."""
+        nbytes = max(block_bytes(targets), 1)
+        memory = self.allocate(SIDES * nbytes)
+        blocks = [(self.host_array(nbytes, "uint8"), memory[k * nbytes : (k + 1) * nbytes]) for k in range(SIDES)]
+        return Feeder(targets, self.stream, self._copying, self.new_event, blocks, self.wait)
+
+    def to_host(self, array: Array) -> Array:
+        return self.to_host_together([array])[0]
+
+    def to_host_together(self, arrays: Sequence[Array]) -> list[Array]:
+        if not arrays:
+            return []
+        large = {k for k, array in enumerate(arrays) if array.nbytes > LARGEST}
+        finish = self._downloads.start([array for k, array in enumerate(arrays) if k not in large])
+        pieces = {k: self._downloads.large_array(self._cupy, arrays[k]) for k in sorted(large)}
+        small = iter(finish())
+        return [pieces[k] if k in large else next(small) for k in range(len(arrays))]
+
+    def fetch(self, source: Array, host: Array) -> None:
+        """Copy `source` to page-locked memory; complete on return."""
+        source.get(stream=self.stream, out=host, blocking=False)
+        self.wait(self.stream)
+
+    def fetch_later(self, source: Array, host: Array, done: Any) -> None:
+        """Start a copy of `source` to page-locked memory, which is complete when the event `done` is."""
+        source.get(stream=self.stream, out=host, blocking=False)
+        done.record(self.stream)
+
+    def put(self, target: Array, host: Array) -> None:
+        """Copy page-locked memory to `target`; complete on return."""
+        # the default is the legacy stream, which is not ordered with this device's stream
+        target.set(host, stream=self.stream)
+        self.wait(self.stream)
+
+    # ---------------------------------------------------------------- waits
+
+    def synchronize(self) -> None:
+        self.wait(self.stream)
+
+    def wait(self, point: Any) -> None:
+        """Wait for a stream or an event; raise the error of a failed rank, whose part never comes."""
+        if self.listen is None:
+            point.synchronize()
+        else:
+            self._wait_and_listen(point, self.listen)
+        for reference in tuple(self.after_waits):
+            method = reference()
+            if method is None:
+                self.after_waits.remove(reference)
+            else:
+                method()
+
+    def _wait_and_listen(self, point: Any, listen: Callable[[], None]) -> None:
+        looks = 0
+        while not point.done:
+            looks += 1
+            if looks > SPINS:
+                listen()
+                time.sleep(NAP)
+        point.synchronize()  # raises errors of the device
+        listen()
+
+
+def _import_in_main_thread(index: int) -> None:
+    """Import the lazy modules of CuPy, because two threads must not import them, or load their libraries, at the same time.
+
+    Raises: PlacementError if NVRTC is missing.
+    """
+    try:
+        importlib.import_module("cupy_backends.cuda.libs.nvrtc").getVersion()
+    except (ImportError, OSError, RuntimeError) as error:
+        what = "CuPy finds no NVRTC, which compiles kernels; pip install 'cupy-cuda13x[ctk]'"
+        raise PlacementError(f"gpu {index} cannot be used: {what} ({error})") from error
+    importlib.import_module("cupyx.scipy.special")
