@@ -55,7 +55,8 @@ def executor_of_the_job() -> Executor:
 def timed_calls(executor: Executor, step: Any, batches: list[Any], turns: int) -> list[list[float]]:
     """Time each call with events and return milliseconds per step, for `turns` steps."""
     cupy = importlib.import_module("cupy")
-    plain = executor.body[:], executor.epilogue[:]
+    plain, replays = (executor.body[:], executor.epilogue[:]), executor.replays
+    executor.replays = []  # single calls, no graphs
     events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in (*plain[0], *plain[1])]
 
     def wrapped(call: Any, begin: Any, end: Any) -> Any:
@@ -78,6 +79,7 @@ def timed_calls(executor: Executor, step: Any, batches: list[Any], turns: int) -
             times.append([cupy.cuda.get_elapsed_time(*pair) for pair in events])
     finally:
         executor.body[:], executor.epilogue[:] = plain
+        executor.replays = replays
     return times
 
 

@@ -11,6 +11,7 @@ of them raise the first one, and all can run again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,13 @@ from jobflow.ops.op import Call
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_argument, is_common
+from jobflow.runtime.assertion_results import AssertionResults
 from jobflow.runtime.comm.communicator import Binding, Communicator
-from jobflow.runtime.device.device import Device
-from jobflow.runtime.failed_assertions import FailedAssertion, Note, checks, failed_assertion, raise_first
+from jobflow.runtime.device.cuda_device import CudaDevice
+from jobflow.runtime.device.cuda_graph import CapturedGraph
+from jobflow.runtime.device.device import Device, memory_of
+from jobflow.runtime.failed_assertions import FailedAssertion, assertions, failed_assertion, raise_first
+from jobflow.runtime.replays import Replays
 from jobflow.runtime.variable_buffers import State, window
 
 
@@ -67,17 +72,24 @@ class Executor:
         #: called at the start of each run
         self.begin: Callable[[], None] | None = None
         common = {} if through is None else through.buffers
-        self.buffers = {**state.buffers, **common, "arena": device.allocate(plan.buffers["arena"]), "shared": comm.allocate(plan.buffers["shared"])}
-        self.buffers |= {feed.slot.buffer: device.allocate(feed.slot.type.nbytes) for feed in plan.feeds if is_argument(feed.slot.buffer)}
+        with memory_of(f"job {plan.job}: intermediate values"):
+            self.buffers = {**state.buffers, **common, "arena": device.allocate(plan.buffers["arena"])}
+            self.buffers["shared"] = comm.allocate(plan.buffers["shared"])
+            self.buffers |= {feed.slot.buffer: device.allocate(feed.slot.type.nbytes) for feed in plan.feeds if is_argument(feed.slot.buffer)}
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
         self._waits: dict[int, list[Call]] = {}
-        self._notes: list[Note] = []
+        runtime_assertions = assertions(plan.body)
+        self._results = AssertionResults(device, runtime_assertions) if runtime_assertions and isinstance(device, CudaDevice) else None
         bound = [(i, self._bind(i, comm)) for i in plan.body]
         late = [(i, self._bind(i, comm)) for i in plan.epilogue]
         comm.seal()
         self.call_instructions = [i for i, calls in (*bound, *late) for _ in calls]
         self.body: list[Call] = [call for _, calls in bound for call in calls]
         self.epilogue: list[Call] = [call for _, calls in late for call in calls]
+        fed = [(name, view) for name, (view, _) in self.feeds.items() if view.size]
+        #: copies all arguments together, on a GPU
+        self._feeder = device.feeder([view for _, view in fed]) if fed and isinstance(device, CudaDevice) else None
+        self._fed_names = [name for name, _ in fed]
         self.fetches = [(position, self.view(slot)) for position, slot in plan.fetches]
         #: positions of outputs that the caller reads in the memory of the program, without a copy
         self.shown: frozenset[int] = frozenset()
@@ -89,11 +101,34 @@ class Executor:
         self._fed = comm.barrier if any(comm.exchange(bool(in_place))) else None
         self.meet = comm.barrier if self._must_meet(comm) else None
         #: exchanges failed assertions, if any rank has assertions
-        self._exchange = comm.exchange if any(comm.exchange(checks(plan.body))) else None
+        self._exchange = comm.exchange if any(comm.exchange(bool(runtime_assertions))) else None
         self.meet = self.meet if self._exchange is None else None
         self._rank = comm.members[comm.rank]
+        if self._results is not None and comm.size == 1 and self.target.tier == "nvrtc":
+            self._guard_updates(self._results)
+        #: captured graphs in place of the calls of both parts together, or of each; empty on CPUs, and for runs that need single calls
+        self.replays = self._replays_of(device)
         #: a barrier after a run that writes shared memory, so that the next run reads complete data
         self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
+
+    def _guard_updates(self, results: AssertionResults) -> None:
+        """Let a failed assertion stop the updates on the GPU, so that the host does not wait between body and epilogue."""
+        guard = results.guard(self.epilogue, self._fail)
+        if guard is not None:
+            halt, self.epilogue = guard
+            self.call_instructions.insert(len(self.body), results.instructions[-1])
+            self.body.append(halt)
+            self._exchange = None
+
+    def _fail(self, instruction: Compute, error: JobflowError) -> None:
+        raise_first([failed_assertion(self.plan.body, instruction, self._rank, error)])
+
+    def _replays_of(self, device: Device) -> list[Replays]:
+        if not isinstance(device, CudaDevice):
+            return []
+        together = self._exchange is None and self.meet is None
+        parts = [[*self.body, *self.epilogue]] if together else [self.body, self.epilogue]
+        return [Replays(device, f"job {self.plan.job}", part) for part in parts]
 
     def _must_meet(self, comm: Communicator) -> bool:
         """Return True if the ranks need a barrier between body and epilogue; the result is the same on all ranks.
@@ -112,10 +147,8 @@ class Executor:
 
     def _bind(self, instruction: Instruction, comm: Communicator) -> list[Call]:
         match instruction:
-            case Compute(RuntimeAssertion() as op, inputs, outputs) if self.device.tag == "gpu":
-                note = Note(op, instruction, self.device)
-                self._notes.append(note)
-                return [(op.note, (self.device.xp, self.view(inputs[0]), self.view(outputs[0]), note.at, note.value))]
+            case Compute(RuntimeAssertion(), inputs, outputs) if self._results is not None:
+                return self._results.calls(instruction, self.view(inputs[0]), self.view(outputs[0]))
             case Compute():
                 return self._calls(instruction)
             case Transfer(peer, sends, slot, order):
@@ -143,21 +176,15 @@ class Executor:
         """
         if self.begin is not None:
             self.begin()
+        if self._results is not None:
+            self._results.begin()
         if arguments is None:
             for target, value in self._takes:
                 self.device.upload(target, value)
         else:
             self.feed(arguments)
         with np.errstate(all="ignore"):
-            failure = self._perform(self.body, 0)
-            if self._exchange is not None:
-                self._raise_failure(failure)
-            elif self.meet is not None:
-                self.device.synchronize()
-                self.meet()
-            late = self._perform(self.epilogue, len(self.body))
-            if late is not None:
-                raise late.error(late.text)
+            self._step()
             if self.depart is not None:
                 self.depart()
         if arguments is not None:
@@ -168,6 +195,19 @@ class Executor:
         for target, value in self._gives:
             np.copyto(target, value)
         return []
+
+    def _step(self) -> None:
+        body, *late = [each.launches() for each in self.replays] or [self.body, self.epilogue]
+        failure = self._perform(body)
+        if self._exchange is not None:
+            self._raise_failure(failure)
+        elif self.meet is not None:
+            self.device.synchronize()
+            self.meet()
+        for epilogue in late:
+            failure = self._perform(epilogue)
+            if failure is not None:
+                raise failure.error(failure.text)
 
     def show(self, outputs: Iterable[int]) -> dict[int, tuple[Array, Array, int]]:
         """Stop copying these outputs; return the array, the buffer and the offset of each, by position.
@@ -181,6 +221,9 @@ class Executor:
 
     def feed(self, arguments: Mapping[str, Array]) -> None:
         """Make this rank's shards of the arguments available to the plan; every rank must call this."""
+        if self._feeder is not None:
+            self._feeder.feed([arguments[name] for name in self._fed_names])
+            return
         for name, (target, _) in self.feeds.items():
             argument = self._rebound_arguments.get(name)
             if argument is None or not self._read_in_place(argument, arguments[name]):
@@ -241,7 +284,7 @@ class Executor:
         argument.start = start
         return True
 
-    def _perform(self, prepared: list[Call], first: int) -> FailedAssertion | None:
+    def _perform(self, prepared: list[Call]) -> FailedAssertion | None:
         """Run the calls; return the first failed assertion, or None.
 
         Other errors, except AbortedError, are raised with the name and the line of their instruction.
@@ -258,7 +301,9 @@ class Executor:
             except AbortedError:
                 raise
             except Exception as error:
-                instruction = self.call_instructions[first + next(i for i, call in enumerate(prepared) if call[1] is a and call[0] is f)]
+                if isinstance(f, CapturedGraph):
+                    raise JobflowError(f"{self._range_of(f)}: {error} ({type(error).__name__})") from error
+                instruction = self._instruction_of(f, a)
                 if isinstance(instruction, Compute) and isinstance(instruction.op, RuntimeAssertion) and isinstance(error, instruction.op.error):
                     failure = failure or failed_assertion(self.plan.body, instruction, self._rank, error)
                     continue
@@ -270,12 +315,20 @@ class Executor:
                     raise
                 raise JobflowError(f"{where}: {error} ({type(error).__name__})") from error
 
+    def _instruction_of(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Instruction:
+        calls = enumerate(chain(self.body, self.epilogue))
+        return self.call_instructions[next(i for i, call in calls if call[1] is arguments and call[0] is function)]
+
+    def _range_of(self, graph: CapturedGraph) -> str:
+        """Return the first and the last instruction of a graph for messages: a GPU does not report which one failed."""
+        first, last = (self._instruction_of(*graph.calls[k]) for k in (0, -1))
+        return f"job {self.plan.job}, from {first.name} at {first.where} to {last.name} at {last.where}"
+
     def _raise_failure(self, failure: FailedAssertion | None) -> None:
         """Exchange failed assertions; if there are any, raise the first one on all ranks."""
         assert self._exchange is not None
-        if self._notes:
-            self.device.synchronize()
-            failures = [(note.instruction, error) for note in self._notes if (error := note.failure(self.device)) is not None]
+        if self._results is not None:
+            failures = self._results.failures()
             failure = failed_assertion(self.plan.body, failures[0][0], self._rank, failures[0][1]) if failures else None
         raise_first(self._exchange(failure))
 

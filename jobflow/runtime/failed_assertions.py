@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobflow.core.errors import JobflowError, SourceLine
 from jobflow.ops.runtime_assertions import RuntimeAssertion
-from jobflow.runtime.device.device import Device
 
 if TYPE_CHECKING:
     from jobflow.plan.plan import Compute, Instruction
@@ -24,28 +23,11 @@ class FailedAssertion(NamedTuple):
     text: str
 
 
-class Note:
-    """The result of an assertion on a GPU, which the host reads at the end of the body."""
-
-    def __init__(self, op: RuntimeAssertion, instruction: Compute, device: Device) -> None:
-        self.op = op
-        self.instruction = instruction
-        (slot,) = instruction.inputs
-        self.at = device.allocate(8).view("int64")
-        self.value = device.allocate(slot.type.dtype.itemsize).view(slot.type.dtype.numpy)
-
-    def failure(self, device: Device) -> JobflowError | None:
-        at = int(device.to_host(self.at)[0])
-        if not at:
-            return None
-        return self.op.failure(device.to_host(self.value)[0].item(), at - 1, self.instruction.inputs[0].type.shape)
-
-
-def checks(body: Sequence[Instruction]) -> bool:
-    """Return True if the body of a plan contains a runtime assertion."""
+def assertions(body: Sequence[Instruction]) -> list[Compute]:
+    """Return the runtime assertions in the body of a plan."""
     from jobflow.plan.plan import Compute  # eager operations have no plan
 
-    return any(isinstance(instruction, Compute) and isinstance(instruction.op, RuntimeAssertion) for instruction in body)
+    return [each for each in body if isinstance(each, Compute) and isinstance(each.op, RuntimeAssertion)]
 
 
 def failed_assertion(body: Sequence[Instruction], instruction: Compute, rank: int, error: JobflowError) -> FailedAssertion:

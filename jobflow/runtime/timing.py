@@ -85,6 +85,7 @@ class TimedExecutor(Executor):
         self.calls: tuple[TimedCall, ...] = (*first, *names[:cut], *middle, *names[cut:], *last)
         self.body = [self._timed(call, sync) for call in plain.body]
         self.epilogue = [self._timed(call, sync) for call in plain.epilogue]
+        self.replays = []  # single calls are timed
         self.begin = None if plain.begin is None else self._timed((plain.begin, ()), None)[0]
         self.meet = None if plain.meet is None else self._timed((plain.meet, ()), None)[0]
         self.depart = None if plain.depart is None else self._timed((plain.depart, ()), None)[0]

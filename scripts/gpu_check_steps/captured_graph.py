@@ -5,25 +5,23 @@ cublasLt products and cuDNN attention are not implemented; the step reports them
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-TESTS = Path(__file__).resolve().parents[2] / "tests"
-sys.path[:0] = [str(TESTS / "gpu"), str(TESTS / "ops")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import on_device  # noqa: E402
-
-from jobflow.kernels import registry  # noqa: E402
-from jobflow.kernels.target import target_of  # noqa: E402
-from jobflow.ops.softmax import Softmax  # noqa: E402
+from jobflow.kernels import registry
+from jobflow.kernels.target import target_of
+from jobflow.ops.op import Call
+from jobflow.ops.softmax import Softmax
+from jobflow.runtime.device.cuda_device import CudaDevice
 
 SHAPE = (256, 1000)
 REPLAYS = 3
@@ -47,58 +45,51 @@ def all_reduce_of(cupy: Any, source: Any, target: Any) -> Callable[[Any], None] 
 def main() -> None:
     stub = "JOBFLOW_GPU_STUB" in os.environ
     cupy = importlib.import_module("cupy")
-    compute, side = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
-    forked, joined = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
-    x, y, reduced = (cupy.zeros(SHAPE, np.float32) for _ in range(3))
-    with compute:
-        calls = registry.bind(Softmax(1), target_of("gpu", "auto"), on_device.Bench(cupy), [x], [y])
-    if stub:
-        print("NOT THERE the stub captures no graphs; the kernel was bound", flush=True)
-        return
-    cupy.cuda.runtime.deviceSynchronize()  # the arrays were cleared on another stream
-    with compute:
-        for function, arguments in calls:
-            function(*arguments)
-    compute.synchronize()
-    reduce = all_reduce_of(cupy, y, reduced)
+    device = CudaDevice(0)
+    device.activate()
+    side, forked, joined = device.new_stream(), device.new_event(), device.new_event()
+    x, y, reduced = (device.allocate(4 * SHAPE[0] * SHAPE[1]).view(np.float32).reshape(SHAPE) for _ in range(3))
+    calls = registry.bind(Softmax(1), target_of("gpu", "auto"), device, [x], [y])
+    run(calls)
+    device.synchronize()
+    reduce = None if stub else all_reduce_of(cupy, y, reduced)
     if reduce is not None:
         reduce(side)  # NCCL allocates at its first call, which a capture does not allow
         side.synchronize()
-    gc.disable()  # freeing memory during capture invalidates the capture
-    with compute:
-        compute.begin_capture()
-        for function, arguments in calls:
-            function(*arguments)
-        if reduce is not None:
-            forked.record(compute)
-            side.wait_event(forked)
-            reduce(side)
-            joined.record(side)
-            compute.wait_event(joined)
-        graph = compute.end_capture()
-    gc.enable()
+        around = [(forked.record, (device.stream,)), (side.wait_event, (forked,)), (reduce, (side,)), (joined.record, (side,))]
+        graph = device.capture([*calls, *around, (device.stream.wait_event, (joined,))])
+    else:
+        graph = device.capture(calls)
     random = np.random.RandomState(0)
     for _ in range(REPLAYS):
         values = random.standard_normal(SHAPE).astype(np.float32)
-        x.set(values, stream=compute)
-        graph.launch(compute)
-        compute.synchronize()
-        exponentials = np.exp(values.astype(np.float64) - values.max(axis=1, keepdims=True))
-        expected = exponentials / exponentials.sum(axis=1, keepdims=True)
-        for what, array in (("kernel", y), ("all-reduce", reduced if reduce is not None else y)):
-            distance = float(np.max(np.abs(cupy.asnumpy(array) - expected)) / np.max(expected))
-            print("RESULT " + json.dumps({"replayed": what, "distance": distance}), flush=True)
-            if not distance <= TOLERANCE:
-                raise SystemExit(f"the {what} of a replayed graph is {distance:.2e} away from float64, more than {TOLERANCE:g}")
-    with compute:
-        for function, arguments in calls:
-            function(*arguments)
-    compute.synchronize()
-    if not np.array_equal(cupy.asnumpy(y), cupy.asnumpy(reduced if reduce is not None else y)):
+        device.upload(x, values)
+        graph()
+        results = device.to_host_together([y, reduced if reduce is not None else y])
+        if not stub:
+            compare(values, results)
+    run(calls)
+    if not stub and not np.array_equal(*device.to_host_together([y, reduced if reduce is not None else y])):
         raise SystemExit("the replayed all-reduce differs from the kernel launched alone")
     del graph  # before the communicator that it captured
     absent = ["a product by cublasLt", "attention by cuDNN", *([] if reduce is not None else ["NCCL"])]
     print(f"NOT THERE {', '.join(absent)}; the rest of the graph was replayed {REPLAYS} times", flush=True)
+
+
+def run(calls: Sequence[Call]) -> None:
+    for function, arguments in calls:
+        function(*arguments)
+
+
+def compare(values: Any, results: Sequence[Any]) -> None:
+    """Print the distance of each result from the softmax of `values` in float64; exit if it exceeds the tolerance."""
+    exponentials = np.exp(values.astype(np.float64) - values.max(axis=1, keepdims=True))
+    expected = exponentials / exponentials.sum(axis=1, keepdims=True)
+    for what, array in zip(("kernel", "all-reduce"), results, strict=True):
+        distance = float(np.max(np.abs(array - expected)) / np.max(expected))
+        print("RESULT " + json.dumps({"replayed": what, "distance": distance}), flush=True)
+        if not distance <= TOLERANCE:
+            raise SystemExit(f"the {what} of a replayed graph is {distance:.2e} away from float64, more than {TOLERANCE:g}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import on_device  # noqa: E402
 
 from jobflow.core.types import bfloat16, type_of  # noqa: E402
 from jobflow.kernels import registry  # noqa: E402
-from jobflow.kernels.cuda.fused import KernelLaunch  # noqa: E402
+from jobflow.kernels.cuda.launches import KernelLaunch  # noqa: E402
 from jobflow.kernels.target import target_of  # noqa: E402
 from jobflow.ops import arithmetic, norm, pool, reduce, softmax  # noqa: E402
 from jobflow.ops.op import Op, types_tuple  # noqa: E402

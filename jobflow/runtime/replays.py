@@ -1,0 +1,46 @@
+"""Replays of a program on a GPU: runs of calls become captured graphs, each of which the host launches by one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from jobflow.core.errors import JobflowError
+from jobflow.ops.op import Call
+from jobflow.runtime.device.cuda_graph import capturable
+
+
+class Replays:
+    """The calls of a part of a program, and the same calls with captured graphs."""
+
+    def __init__(self, device: Any, name: str, calls: Sequence[Call]) -> None:
+        """`name` is the name of the program in messages."""
+        self._device, self._name, self.calls = device, name, list(calls)
+        self._ran = False
+        self._launches: list[Call] | None = None
+
+    def launches(self) -> list[Call]:
+        """Return the calls of the next run.
+
+        The first run is not captured, because libraries allocate memory at their first call.
+        """
+        if not self._ran:
+            self._ran = True
+            return self.calls
+        if self._launches is None:
+            self._launches = self._with_graphs()
+        return self._launches
+
+    def _with_graphs(self) -> list[Call]:
+        launches: list[Call] = []
+        for in_graph, group in groupby(self.calls, lambda call: capturable(call, self._device.xp)):
+            run = list(group)
+            launches += [(self._graph(run), ())] if in_graph and len(run) > 1 else run
+        return launches
+
+    def _graph(self, run: Sequence[Call]) -> Any:
+        try:
+            return self._device.capture(run)
+        except Exception as error:
+            raise JobflowError(f"{self._name}: a graph of {len(run)} calls cannot be captured: {error} ({type(error).__name__})") from error

@@ -1,0 +1,112 @@
+"""Captured graphs: what the stub GPU with real CuPy refuses, and replays on the imitation of CuPy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fake_cupy
+import fake_streams
+import numpy as np
+import pytest
+from without_gpu import host_runtime
+
+from jobflow.core.errors import JobflowError
+from jobflow.runtime.device.cuda_device import CudaDevice
+from jobflow.runtime.replays import Replays
+
+PROGRAM = Path(__file__).with_name("programs") / "stub_captures.py"
+
+
+@pytest.mark.skipif(bool(host_runtime.missing()), reason=host_runtime.missing() or "nothing is missing")
+def test_stub_replays_graphs_and_refuses_what_cuda_refuses(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, str(PROGRAM), str(tmp_path)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.rpartition("RESULT ")[2])
+    assert results.pop("replayed")
+    assert results.pop("counts") == {"launches": 0, "graph_launches": 1, "graph_nodes": 3, "allocations": 0}
+    assert [name for name, result in results.items() if result == "captured"] == []
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(host_runtime.missing()), reason=host_runtime.missing() or "nothing is missing")
+def test_program_that_exceeds_the_memory_names_job_purpose_and_bytes(tmp_path: Path) -> None:
+    environment = os.environ | {"JOBFLOW_GPU_STUB_MEMORY": str(2 << 30)}
+    program = PROGRAM.with_name("stub_memory.py")
+    done = subprocess.run([sys.executable, str(program), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    message = r"job train_step: intermediate values: allocation on gpu 0: [\d.]+ GiB are needed, and [\d.]+ MiB of 2\.00 GiB are free"
+    assert re.search(message, done.stdout), done.stdout
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> CudaDevice:
+    for name, module in fake_cupy.modules(1).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    device = CudaDevice(0)
+    device.activate()
+    return device
+
+
+class Launch:
+    """A launch that a graph may capture: it appends to a list when it runs."""
+
+    capturable = True
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self._log, self._name = log, name
+
+    def __call__(self) -> None:
+        stream = fake_streams.Stream.all[fake_streams.current.stream]
+        stream.run(lambda: self._log.append(self._name))
+
+
+def test_the_second_run_launches_graphs_in_place_of_runs_of_capturable_calls(device: CudaDevice) -> None:
+    log: list[str] = []
+    calls: list[Any] = [(Launch(log, "a"), ()), (Launch(log, "b"), ()), (log.append, ("host",)), (Launch(log, "c"), ()), (log.append, ("end",))]
+    replays = Replays(device, "job", calls)
+    for expected in (5, 4, 4):
+        launches = replays.launches()
+        assert len(launches) == expected
+        for function, arguments in launches:
+            function(*arguments)
+    assert log == ["a", "b", "host", "c", "end"] * 3
+
+
+def test_error_of_a_capture_names_the_job_and_leaves_the_device_usable(device: CudaDevice) -> None:
+    log: list[str] = []
+
+    class Allocation(Launch):
+        def __call__(self) -> None:
+            device.allocate(1 << 20)
+
+    replays = Replays(device, "job train", [(Launch(log, "a"), ()), (Allocation(log, "b"), ())])
+    replays.launches()
+    with pytest.raises(JobflowError, match=r"job train: a graph of 2 calls cannot be captured: .* while a stream is captured"):
+        replays.launches()
+    device.capture([(Launch(log, "c"), ())])()
+    assert log == ["c"]
+
+
+def test_feeder_copies_arguments_in_turns(device: CudaDevice) -> None:
+    targets = [device.allocate(24).view(np.float32), device.allocate(8).view(np.int64)]
+    feeder = device.feeder(targets)
+    for step in range(5):
+        values = [np.full(6, step, np.float64), np.array([step], np.int32)]
+        feeder.feed(values)
+        for value in values:
+            value[:] = 77
+        assert [target.get(stream=device.stream).tolist() for target in targets] == [[step] * 6, [step]]
+
+
+def test_memory_of_small_buffers_is_shared_and_zero(device: CudaDevice) -> None:
+    arrays = [device.allocate(n) for n in (0, 1, 300, 0, 4096)]
+    addresses = [array.data.ptr for array in arrays if array.size]
+    assert all(not array.get().any() for array in arrays) and all(address % 256 == 0 for address in addresses)
+    arrays[1][:] = 1
+    assert not arrays[2].get().any() and not device.allocate(64).get().any()

@@ -1,0 +1,125 @@
+"""Failed assertions on an imitated GPU with kernels compiled by g++: updates read a flag, and the host does not wait."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import fake_cublas
+import fake_cupy
+import fake_nvrtc
+import fake_streams
+import host_cuda
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import scope
+from jobflow.engine.session import current_session
+from jobflow.kernels.cuda import compiled_text
+from jobflow.kernels.cuda.guarded_launches import guarded_text
+from jobflow.program.commands import executors_of
+
+X, GOOD, BAD = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, -1, 0], np.int32), np.array([0, 1, 0, 4], np.int32)
+MESSAGE = r"sparse_softmax_cross_entropy at test_refused_steps.py:\d+: label 5 at \[3\] is outside \[0, 3\)"
+
+pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no g++")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, module in (fake_cupy.modules(1) | fake_cublas.modules() | fake_nvrtc.modules()).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    compiled_text.compiler.cache_clear()
+    before = fake_streams.current.device
+    with scope.using(root=scope.Root()):
+        flow.config.gpu_device_num(1)
+        yield
+        flow.clear_default_session()
+    compiled_text.compiler.cache_clear()
+    fake_streams.current.device = before
+    fake_streams.current.streams.clear()
+
+
+def loss_of(x: Any, y: Any) -> Any:
+    logits = flow.layers.dense(x, 3, kernel_initializer=flow.ones_initializer(), name="dense")
+    loss = flow.nn.sparse_softmax_cross_entropy_with_logits(y + 1, logits)
+    flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0.9).minimize(loss)
+    return loss
+
+
+def variables() -> dict[str, Any]:
+    return {name: np.array(value.numpy()) for name, value in flow.get_all_variables().items()}
+
+
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which each wait of the host is added from now on."""
+    log: list[str] = []
+    for kind in (fake_streams.Event, fake_streams.Stream):
+        synchronize = kind.synchronize
+
+        def logged(self: Any, original: Any = synchronize, name: str = kind.__name__) -> None:
+            log.append(name)
+            original(self)
+
+        monkeypatch.setattr(kind, "synchronize", logged)
+    return log
+
+
+def test_refused_step_changes_no_variable_and_the_host_waits_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @flow.global_function(type="train")
+    def train(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> tp.Numpy:
+        return loss_of(x, y)
+
+    losses = [train(X, GOOD) for _ in range(3)]
+    log = waits(monkeypatch)
+    losses.append(train(X, GOOD))
+    assert log == ["Event"], "one wait for the loss, none for the assertion"
+    before = variables()
+    with pytest.raises(ValueError, match=MESSAGE):
+        train(X, BAD)
+    for name, value in variables().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    losses.append(train(X, GOOD))
+    assert len({loss.tobytes() for loss in losses}) == 5, "each accepted step has updated the variables"
+
+
+@pytest.mark.full
+def test_error_of_a_step_without_a_result_is_raised_by_the_next_wait(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @flow.global_function(type="train")
+    def train(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> None:
+        loss_of(x, y)
+
+    for _ in range(3):
+        train(X, GOOD)
+    before = variables()
+    log = waits(monkeypatch)
+    train(X, BAD)
+    assert log == []
+    with pytest.raises(ValueError, match=MESSAGE):
+        variables()
+    for name, value in variables().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    train(X, GOOD)
+    assert any(not np.array_equal(value, before[name]) for name, value in variables().items())
+
+
+def test_second_run_launches_graphs(gpu: None) -> None:
+    @flow.global_function(type="predict")
+    def squares(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:
+        return flow.math.reduce_sum(flow.math.square(x) + 1, axis=[1])
+
+    for step in range(3):
+        np.testing.assert_allclose(squares(X + step), ((X + step) ** 2 + 1).sum(1), rtol=1e-6)
+    world = current_session().world
+    assert world is not None
+    (executor,) = executors_of(world.ranks[0]).values()
+    assert executor.replays
+
+
+@pytest.mark.parametrize("parameters", ["const float *x, float *y", "\n    const float *x,\n    float *y"])
+def test_guarded_kernels_read_the_flag_first(parameters: str) -> None:
+    text = f'static int helper(int x) {{ return x; }}\n\nextern "C" __global__ void __launch_bounds__(256) k({parameters}) {{\n  y[0] = x[0];\n}}\n'
+    assert guarded_text(text).endswith(f"k({parameters}, const long long *halted) {{\n  if (*halted) return;\n  y[0] = x[0];\n}}\n")
