@@ -69,7 +69,7 @@ def test_splitting_a_split_axis_redistributes_once() -> None:
     def program(rank: int) -> Any:
         x = tensor(np.arange(24.0).reshape(6, 4), placement=placement("cpu", [0, 1]), sbp=sbp.split(0))
         parts = x.chunk(3)
-        assert len({id(part.storage) for part in parts}) == 1
+        assert len({id(part.memory) for part in parts}) == 1
         return [part.sbp for part in parts]
 
     assert on_ranks(2, program)[0] == [(sbp.split(1),)] * 3
