@@ -181,7 +181,7 @@ data:
   batch_size: 8
 optimizer: {{name: adam, lr: 0.1}}
 training: {{steps: 30}}
-logging: {{progress: none}}
+logging: {{progress: none, report: false}}
 output: {tmp_path}/out
 """
     )

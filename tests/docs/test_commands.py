@@ -55,11 +55,17 @@ SHORTER = {
     r"^python examples/gpt\.py": " --steps 1",
     r"jobflow train configs/lenet_digits\.yaml(?!.*(lrr|dry-run))": STEPS,
     r"^jobflow train configs/lenet_digits\.yaml(?!.*(lrr|dry-run))": PLAIN,
-    r"^jobflow train fine\.yaml": f"{STEPS}{PLAIN}",
     r"jobflow train configs/char_gpt": TOKENS,
-    r"^jobflow train metrics\.yaml": f"{STEPS}{PLAIN}",
     r"jobflow train rounding\.yaml": f" --set training.steps=3{PLAIN}",
     r"--length 200|predict configs/char_gpt_2x2": " --length 5",
+}
+#: run only with --full -> the tests that do the same in every suite
+WITH_FULL = {
+    r"--sweep|^jobflow compare": "tests/trainer/test_sweeps.py, test_comparisons.py",
+    r"^jobflow train fine\.yaml": "tests/trainer/test_fine_tuning.py",
+    r"^jobflow train metrics\.yaml": "tests/trainer/test_set_metrics.py",
+    r"^jobflow explain examples/hybrid_mlp\.py": "tests/test_picture.py",
+    r"^jobflow export .*safetensors$": "tests/trainer/test_export.py",
 }
 GPT = 'jobflow verify "examples/gpt.py:make_train_job(Size(blocks={}))" --devices 4 --strategy 2x2'
 #: without --full in this way
@@ -139,7 +145,8 @@ def shell(line: str, folder: Path, **more: str) -> subprocess.CompletedProcess[s
 def test_commands_of_a_page(page: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     full = bool(pytestconfig.getoption("--full"))
     prepare(page, tmp_path)
-    commands = [c for c in COMMANDS if c.page == page and not matching(dict(ELSEWHERE), c.text) and not was_before(c, full)]
+    omitted = ELSEWHERE if full else ELSEWHERE | WITH_FULL
+    commands = [c for c in COMMANDS if c.page == page and not matching(dict(omitted), c.text) and not was_before(c, full)]
     for line, command in {as_run(c, full): c for c in commands}.items():
         done = shell(line, tmp_path)
         expected = matching(dict(FAILS), command.text) or [0]
@@ -158,7 +165,7 @@ def test_the_first_command(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "lenet_digits" / "report.html").exists()
 
 
-@pytest.mark.parametrize("table", [ELSEWHERE, SHORTER, FAILS], ids=["elsewhere", "shorter", "fails"])
+@pytest.mark.parametrize("table", [ELSEWHERE, WITH_FULL, SHORTER, FAILS], ids=["elsewhere", "with full", "shorter", "fails"])
 def test_every_exception_is_about_a_command(table: dict[str, object]) -> None:
     assert [pattern for pattern in table if not any(re.search(pattern, command.text) for command in COMMANDS)] == []
 

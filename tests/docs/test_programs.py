@@ -1,7 +1,7 @@
 """Every program of README and docs runs as a reader would run it: in a file and a process of its own.
 
-Programs with printed output and programs without a record run alone. Those about devices also run on two
-threads, those about ranks on two ranks. With --full all run in every way.
+Programs with printed output and programs without a record run alone, but only one of those that call the trainer. Programs about devices also
+run on two threads, those about ranks on two ranks. With --full all run in every way.
 """
 
 from __future__ import annotations
@@ -57,7 +57,13 @@ def _recorded(block: Block) -> bool:
     return block.output is None and pages.COMPILES.search(block.text) is not None
 
 
-@pytest.mark.parametrize("block", [pytest.param(b, id=str(b), marks=pytest.mark.full if _recorded(b) else ()) for b in PROGRAMS])
+def _trains_again(block: Block) -> bool:
+    """Return True for a program that calls the trainer, except for the first one; tests/trainer covers the trainer."""
+    training = [other for other in PROGRAMS if other.output is None and "train(" in other.text]
+    return block in training[1:]
+
+
+@pytest.mark.parametrize("block", [pytest.param(b, id=str(b), marks=pytest.mark.full if _recorded(b) or _trains_again(b) else ()) for b in PROGRAMS])
 def test_alone(block: Block, tmp_path: Path) -> None:
     run(block, tmp_path)
 

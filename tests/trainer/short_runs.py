@@ -53,7 +53,8 @@ def write_config(folder: Path, text: str = CONFIG, count: int = SAMPLES) -> Path
 
 
 def loaded(file: Path, output: Path, *settings: str) -> Loaded:
-    return load(file, (f"output={output}", *settings))
+    """Load a configuration for a run without a report, unless a setting asks for one."""
+    return load(file, (f"output={output}", "logging.report=false", *settings))
 
 
 class Recorder(Callback):

@@ -271,7 +271,7 @@ def test_a_run_with_checkpoints_in_an_object_store(
     """Save, resume, evaluate and list, and set aside checkpoints of another run."""
     folder, _, recorder = whole
     memory = fsspec.filesystem("memory")
-    settings = ("checkpoint.directory=memory://run/checkpoints", "checkpoint.asynchronous=true", "logging.report=true", "strategy.devices=2")
+    settings = ("checkpoint.directory=memory://run/checkpoints", "checkpoint.asynchronous=true", "strategy.devices=2")
     file = folder / "run.yaml"
     first, _ = run(loaded(file, tmp_path, *settings, "checkpoint.keep_last=4"))
     assert first.saved == RemotePath("memory://run/checkpoints/step-00000009")
