@@ -27,8 +27,9 @@ _SIDES = 2
 class AssertionResults:
     """The results of the assertions of one program."""
 
-    def __init__(self, device: Any, instructions: Sequence[Compute]) -> None:
-        self._device, self.instructions = device, instructions
+    def __init__(self, device: Any, instructions: Sequence[Compute], prints: bool) -> None:
+        """`prints` is True if printed kernels compute the assertions that have one."""
+        self._device, self.instructions, self._prints = device, instructions, prints
         self._indices = {id(each): number for number, each in enumerate(instructions)}
         size = (_AT + _VALUE) * len(instructions)
         self._results: Array = device.allocate(size)
@@ -42,12 +43,21 @@ class AssertionResults:
         self._fail: weakref.WeakMethod[Callable[[Compute, JobflowError], None]] | None = None
 
     def calls(self, instruction: Compute, source: Array, target: Array) -> list[Call]:
-        """Return the calls that check `source` and write the result to `target`; the last assertion also starts the copy to the host."""
+        """Return the calls that check `source` and write the result to `target`."""
         assert isinstance(instruction.op, RuntimeAssertion)
-        number = self._indices[id(instruction)]
-        at, value = self._parts(self._results, number)
-        calls: list[Call] = [(instruction.op.note, (self._device.xp, source, target, at, value))]
-        return [*calls, (self._copy, ())] if number == len(self.instructions) - 1 else calls
+        at, value = self._parts(self._results, self._indices[id(instruction)])
+        arrays = (source, target, at, value)
+        launches = None
+        if self._prints:
+            from jobflow.kernels.cuda.assertion_kernels import assertion_launches
+
+            launches = assertion_launches(instruction.op, self._device.index, arrays, self._device.allocate)
+        return [(instruction.op.note, (self._device.xp, *arrays))] if launches is None else launches
+
+    @property
+    def copy(self) -> Call:
+        """The call that starts the copy of all results to the host."""
+        return self._copy, ()
 
     def guard(self, updates: Sequence[Call], fail: Callable[[Compute, JobflowError], None]) -> tuple[Call, list[Call]] | None:
         """Return the call that sets the flag, and the updates that read it; None if a call is no printed kernel.

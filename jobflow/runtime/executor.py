@@ -10,7 +10,7 @@ of them raise the first one, and all can run again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -79,7 +79,7 @@ class Executor:
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
         self._waits: dict[int, list[Call]] = {}
         runtime_assertions = assertions(plan.body)
-        self._results = AssertionResults(device, runtime_assertions) if runtime_assertions and isinstance(device, CudaDevice) else None
+        self._results = self._results_of(device, runtime_assertions)
         bound = [(i, self._bind(i, comm)) for i in plan.body]
         late = [(i, self._bind(i, comm)) for i in plan.epilogue]
         comm.seal()
@@ -104,21 +104,36 @@ class Executor:
         self._exchange = comm.exchange if any(comm.exchange(bool(runtime_assertions))) else None
         self.meet = self.meet if self._exchange is None else None
         self._rank = comm.members[comm.rank]
-        if self._results is not None and comm.size == 1 and self.target.tier == "nvrtc":
-            self._guard_updates(self._results)
+        if self._results is not None:
+            self._copy_results(self._results, comm.size == 1 and self.target.tier == "nvrtc")
         #: captured graphs in place of the calls of both parts together, or of each; empty on CPUs, and for runs that need single calls
         self.replays = self._replays_of(device)
         #: a barrier after a run that writes shared memory, so that the next run reads complete data
         self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
 
-    def _guard_updates(self, results: AssertionResults) -> None:
-        """Let a failed assertion stop the updates on the GPU, so that the host does not wait between body and epilogue."""
-        guard = results.guard(self.epilogue, self._fail)
-        if guard is not None:
-            halt, self.epilogue = guard
-            self.call_instructions.insert(len(self.body), results.instructions[-1])
-            self.body.append(halt)
-            self._exchange = None
+    def _results_of(self, device: Device, runtime_assertions: Sequence[Compute]) -> AssertionResults | None:
+        if not runtime_assertions or not isinstance(device, CudaDevice):
+            return None
+        return AssertionResults(device, runtime_assertions, self.target.tier == "nvrtc")
+
+    def _copy_results(self, results: AssertionResults, may_guard: bool) -> None:
+        """Insert the copy of the results of assertions to the host.
+
+        If a failed assertion can stop the updates on the GPU, the copy is the last call.  Then the host does not wait before the epilogue.
+        """
+        last = results.instructions[-1]
+        guard = results.guard(self.epilogue, self._fail) if may_guard else None
+        if guard is None:
+            at = 1 + max(i for i, instruction in enumerate(self.call_instructions) if instruction is last)
+            self.call_instructions.insert(at, last)
+            self.body.insert(at, results.copy)
+            return
+        halt, updates = guard
+        self.call_instructions.insert(len(self.body), last)
+        self.call_instructions.append(last)
+        self.body.append(halt)
+        self.epilogue = [*updates, results.copy]
+        self._exchange = None
 
     def _fail(self, instruction: Compute, error: JobflowError) -> None:
         raise_first([failed_assertion(self.plan.body, instruction, self._rank, error)])

@@ -19,7 +19,7 @@ BUDGET = {"correct": 330.0, "speed": 400.0, "diagnose": 400.0, "dry": 180.0}
 #: test processes at once: each has a CUDA context of about half a gigabyte
 MOST_WORKERS = 14
 #: doctor output for a working GPU and for the stub
-GPU_WORKS, GPU_IS_A_STUB = r"^OK +GPU", r"^problem +GPU .*a kernel gave wrong numbers"
+GPU_WORKS, GPU_IS_A_STUB = r"^OK +GPU", r"^problem +GPU .*a kernel returned wrong values"
 #: seconds per test and mode of `diagnose`, and the most tests that fit
 DIAGNOSED, MOST_TESTS = 90.0, 10
 

@@ -68,6 +68,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return log
 
 
+@pytest.mark.full
 def test_refused_step_changes_no_variable_and_the_host_waits_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     @flow.global_function(type="train")
     def train(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> tp.Numpy:

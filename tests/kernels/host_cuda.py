@@ -33,6 +33,7 @@ BUILT_INS = r"""
 #include <utility>
 template <typename T> static T min(T a, T b) { return b < a ? b : a; }
 template <typename T> static T max(T a, T b) { return a < b ? b : a; }
+template <typename T> static T atomicMax(T *at, T b) { T before = *at; *at = max(before, b); return before; }
 #define __global__
 #define __device__
 #define __shared__
