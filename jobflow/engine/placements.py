@@ -62,7 +62,7 @@ class placement:
         _check(grid, what)
         self.core = Placement(tag, tuple(grid.ravel().tolist()), tuple(grid.shape))
         if tag == "cuda":
-            on_host(what)
+            note_without_gpu()
 
     @classmethod
     def of(cls, core: Placement) -> placement:
@@ -113,17 +113,10 @@ def say(text: str) -> None:
         notice(text)
 
 
-def on_host(what: str) -> None:
-    """Print a notice that tensors on cuda devices use host memory, because there is no GPU.
-
-    Raises: PlacementError if there is a GPU, which tensors and graphs cannot use yet.
-    """
-    if cuda.available():
-        raise PlacementError(
-            f'{what}: tensors and graphs cannot use the GPU of this machine yet, only jobs can; use "cpu", or move the computation into a '
-            f"job (global_function, with config.gpu_device_num)"
-        )
-    say("there is no GPU: tensors on cuda devices use the memory of the host")
+def note_without_gpu() -> None:
+    """Print a notice that tensors on cuda devices use host memory, if there is no GPU."""
+    if not cuda.available():
+        say("there is no GPU: tensors on cuda devices use the memory of the host")
 
 
 def world_size() -> int:

@@ -12,7 +12,7 @@ from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, SbpError
 from jobflow.core.layout import B, Layout, Partial, Split
 from jobflow.core.types import Array, DType, dtype_of, float64, hides_elements, int64, type_of
 from jobflow.functional.array_data import array_of, check_span
-from jobflow.functional.devices import broadcast_on, checked_device, marked
+from jobflow.functional.devices import broadcast_on, checked_device, device_of, gpu_of_device, marked
 from jobflow.functional.devices import device as Device
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import layout_of, on_placement
@@ -28,9 +28,11 @@ from jobflow.ops.transcendental import Power
 from jobflow.tensors import redistribution
 from jobflow.tensors.convert import ELEMENTS, agree_on_values
 from jobflow.tensors.convert import empty as no_piece
+from jobflow.tensors.gpus import EagerGpu, placed
 from jobflow.tensors.host_arrays import HostArray
 from jobflow.tensors.run import addend, run, source
 from jobflow.tensors.state import building_now, state
+from jobflow.tensors.tensor import TensorBase
 
 __all__ = [
     "arange", "as_tensor", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace", "logspace", "ones", "ones_like", "range",
@@ -56,6 +58,8 @@ class FactoryOptions:
         self.requires_grad = bool(options.get("requires_grad"))
         _check_switches(what, options)
         self.like = like
+        if self.device is None and like is not None:
+            self._follow(like)
         if self.device is not None:
             self._replicate(self.device)
         if self.requires_grad and not self.dtype.is_float:
@@ -73,6 +77,19 @@ class FactoryOptions:
             self.device = None
             if self.like is None or self.like.layout is None or self.like.layout.placement != layout.placement:
                 self.placement, self.sbp = device.placement, layout.sbp
+
+    def _follow(self, like: Tensor) -> None:
+        """Create the tensor on the GPU of the local tensor `like`, unless `placement` or `sbp` is set."""
+        if like.layout is not None or self.placement is not None or self.sbp is not None or like.traced is not None:
+            return
+        if like._device is not None or state().gpus:
+            device = device_of(like)
+            self.device = device if device.type == "cuda" else None
+
+    @property
+    def gpu(self) -> EagerGpu | None:
+        """The GPU of a local tensor; None for the host, for a global tensor, and while a program is traced."""
+        return None if self.device is None or self.placement is not None or building_now() is not None else gpu_of_device(self.device)
 
     def layout(self, ndim: int) -> Layout | None:
         """Return the layout of a tensor with `ndim` axes; None for a local tensor.
@@ -97,8 +114,8 @@ class FactoryOptions:
         return layout
 
     def finish(self, x: Tensor) -> Tensor:
-        """Return the tensor after setting its device and `requires_grad`."""
-        marked(x, self.device)
+        """Return the tensor on its device, after setting `requires_grad`."""
+        x = marked(x, self.device)
         x._needs_gradient = self.requires_grad or x._needs_gradient
         return x
 
@@ -135,7 +152,7 @@ def shape_of(what: str, sizes: Sequence[Any], options: dict[str, Any]) -> tuple[
 
 
 def _filled(what: str, shape: tuple[int, ...], value: Number, spec: FactoryOptions) -> Tensor:
-    return spec.finish(source(Constant(shape, spec.dtype, convert_fill(value, spec.dtype)), spec.layout(len(shape))))
+    return spec.finish(source(Constant(shape, spec.dtype, convert_fill(value, spec.dtype)), spec.layout(len(shape)), None, spec.gpu))
 
 
 def zeros(*sizes: Any, **options: Any) -> Tensor:
@@ -277,7 +294,7 @@ def tensor(data: Any, **options: Any) -> Tensor:
 
 
 def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> Tensor:
-    data = data.tensor() if isinstance(data, HostArray) else data
+    data = data.tensor() if isinstance(data, HostArray) else _of_gpu(what, data)
     if isinstance(data, Tensor) and "placement" not in options and "sbp" not in options and like is None:
         spec = FactoryOptions(what, options, data.dtype)
         copy = cast(data.detach(), spec.dtype) if spec.dtype is not data.dtype else data.detach().clone()
@@ -286,7 +303,10 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
     from_python = not isinstance(data, np.ndarray | np.generic | Tensor)
     by_default = from_python and array.dtype == np.float64 and not contains_float64(data)
     spec = FactoryOptions(what, options, dtype or (state().default_dtype if by_default else dtype_of(array.dtype)))
-    spec.like = like
+    if like is not None:
+        spec.like = like
+        if spec.device is None:
+            spec._follow(like)
     layout = spec.layout(array.ndim)
     if array.dtype != spec.dtype.numpy:
         if from_python and spec.dtype.is_integer:
@@ -297,6 +317,16 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
     if building_now() is not None:
         return spec.finish(building_now().constant_data(array, layout))
     return spec.finish(_holding(array) if stored is None else stored)
+
+
+def _of_gpu(what: str, data: Any) -> Any:
+    """Return a local tensor in the memory of an array of another library on a GPU; return other data unchanged."""
+    if isinstance(data, TensorBase | np.ndarray | list | tuple | int | float) or not hasattr(data, "__cuda_array_interface__"):
+        return data
+    from jobflow.functional.gpu_exchange import array_of as gpu_array_of
+
+    array = gpu_array_of(data, f"{what} at {user_line()}")
+    return Tensor.new(type_of(array), None, array)
 
 
 def _placed(x: Tensor, spec: FactoryOptions) -> Tensor:
@@ -333,7 +363,7 @@ def cut(what: str, array: Array, layout: Layout) -> Tensor:
     digest = agree_on_values(
         here, array, type, layout, lambda: f"{what} of {ELEMENTS}, {type} {layout}, at {line}; every rank passes the same logical value"
     )
-    result = Tensor.new(type, layout, _piece_of(array, layout, here.rank.index))
+    result = Tensor.new(type, layout, placed(here, _piece_of(array, layout, here.rank.index), layout))
     result._provenance = digest
     return result
 
@@ -349,6 +379,7 @@ def as_tensor(data: Any, **options: Any) -> Tensor:
 
     Without a placement, a tensor of the requested element type is returned unchanged, and a NumPy array of this type shares its memory.
     """
+    data = _of_gpu("as_tensor", data)
     if isinstance(data, Tensor) and not options.get("placement"):
         spec = FactoryOptions("as_tensor", options, data.dtype)
         return spec.finish(_placed(cast(data, spec.dtype), spec))
@@ -403,7 +434,7 @@ def arange(start: Number, end: Number | None = None, step: Number = 1, **options
     default = None if any(number_kind(each) == 2 for each in (start, end, step)) else int64
     spec = FactoryOptions("arange", options, default)
     count = -int(-((end - start) / step) // 1) if default is None else max(0, -(-(end - start) // step))
-    return spec.finish(source(Arange((int(count),), spec.dtype, start, step), spec.layout(1)))
+    return spec.finish(source(Arange((int(count),), spec.dtype, start, step), spec.layout(1), None, spec.gpu))
 
 
 def range(start: Number, end: Number, step: Number = 1, **options: Any) -> Tensor:
@@ -422,14 +453,14 @@ def range(start: Number, end: Number, step: Number = 1, **options: Any) -> Tenso
             f"numbers and a step towards end"
         )
     count = int((last - first) / delta) + 1 if spec.dtype.is_float else (last - first) // delta + 1
-    return spec.finish(source(Arange((int(count),), spec.dtype, first, delta), spec.layout(1)))
+    return spec.finish(source(Arange((int(count),), spec.dtype, first, delta), spec.layout(1), None, spec.gpu))
 
 
 def linspace(start: Number, end: Number, steps: int, **options: Any) -> Tensor:
     """Return a vector of `steps` evenly spaced numbers from start to end, both included.  Raises: ArgumentError if steps < 0."""
     spec, count = FactoryOptions("linspace", options), _count("linspace", steps)
     first, last = (float(number(each, "linspace")) for each in (start, end))
-    return spec.finish(source(Linspace((count,), spec.dtype, first, last, count), spec.layout(1)))
+    return spec.finish(source(Linspace((count,), spec.dtype, first, last, count), spec.layout(1), None, spec.gpu))
 
 
 def _count(what: str, steps: int) -> int:
@@ -442,7 +473,7 @@ def logspace(start: Number, end: Number, steps: int, base: Number = 10.0, **opti
     """Return the vector base ** linspace(start, end, steps).  Raises: ArgumentError if steps < 0."""
     spec, count = FactoryOptions("logspace", options), _count("logspace", steps)
     target = spec.layout(1)
-    where = {"placement": spec.placement, "sbp": _whole(spec), "dtype": float64}
+    where = {"placement": spec.placement, "sbp": _whole(spec), "device": spec.device, "dtype": float64}
     powers: Tensor = run(Power(), full((1,), float(base), **where), linspace(start, end, count, **where))
     values = cast(powers, spec.dtype)
     return spec.finish(values if target is None else redistribution.redistribute(state(), values, target))
@@ -457,7 +488,7 @@ def eye(n: int, m: int | None = None, **options: Any) -> Tensor:
     """Return an n x m matrix with ones on the diagonal and zeros elsewhere; m defaults to n.  `options` are the keywords of `zeros`."""
     spec = FactoryOptions("eye", options)
     target = spec.layout(2)
-    where = {"placement": spec.placement, "sbp": _whole(spec)}
+    where = {"placement": spec.placement, "sbp": _whole(spec), "device": spec.device}
     rows = run(ExpandDims(1), arange(n, **where))
     equal = cast(run(Equal(), rows, arange(n if m is None else m, **where)), spec.dtype)
     return spec.finish(equal if target is None else redistribution.redistribute(state(), equal, target))

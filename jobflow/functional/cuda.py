@@ -1,24 +1,43 @@
 """The namespace `flow.cuda`: queries of the GPUs of this process, and PyTorch's switches for GPUs.
 
-Only jobs run on GPUs.  With a GPU present, tensors and graphs reject the device "cuda"; without a GPU, the device "cuda" uses host memory.  The
-switches check their arguments and have no effect on host memory: operations are synchronous, and no memory of a GPU is in use.
+CUDA_VISIBLE_DEVICES selects the GPUs of a process.  "cuda" without an index is the GPU of this rank: its number on the machine (LOCAL_RANK),
+modulo the number of GPUs.  Without a GPU, the device "cuda" uses host memory, and the switches check their arguments only.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import time
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from jobflow.core.errors import ArgumentError, JobError, PlacementError, user_line
+from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.lazy_imports import add_aliases
 from jobflow.functional import sampling
 from jobflow.functional.classes import tensor_classes
-from jobflow.functional.devices import checked_device
-from jobflow.functional.devices import device as _device
-from jobflow.runtime.device import cuda_device
+from jobflow.functional.cuda_memory import Properties as Properties
+from jobflow.functional.cuda_memory import empty_cache as empty_cache
+from jobflow.functional.cuda_memory import get_device_properties as get_device_properties
+from jobflow.functional.cuda_memory import max_memory_allocated as max_memory_allocated
+from jobflow.functional.cuda_memory import max_memory_cached as max_memory_cached
+from jobflow.functional.cuda_memory import max_memory_reserved as max_memory_reserved
+from jobflow.functional.cuda_memory import mem_get_info as mem_get_info
+from jobflow.functional.cuda_memory import memory_allocated as memory_allocated
+from jobflow.functional.cuda_memory import memory_cached as memory_cached
+from jobflow.functional.cuda_memory import memory_reserved as memory_reserved
+from jobflow.functional.cuda_memory import memory_stats as memory_stats
+from jobflow.functional.cuda_memory import memory_summary as memory_summary
+from jobflow.functional.cuda_memory import opened
+from jobflow.functional.cuda_memory import reset_max_memory_allocated as reset_max_memory_allocated
+from jobflow.functional.cuda_memory import reset_peak_memory_stats as reset_peak_memory_stats
+from jobflow.functional.cuda_memory import set_per_process_memory_fraction as set_per_process_memory_fraction
+from jobflow.functional.cuda_streams import Event as Event
+from jobflow.functional.cuda_streams import Stream as Stream
+from jobflow.functional.cuda_streams import current_stream as current_stream
+from jobflow.functional.cuda_streams import default_stream as default_stream
+from jobflow.functional.cuda_streams import set_stream as set_stream
+from jobflow.functional.cuda_streams import stream as stream
+from jobflow.functional.cuda_streams import synchronize as synchronize
+from jobflow.functional.devices import checked_gpu
+from jobflow.runtime.device import cuda_device, cuda_facts
 from jobflow.tensors.state import state
 
 FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, ShortTensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = tensor_classes(
@@ -58,25 +77,20 @@ def get_arch_list() -> list[str]:
 # -------------------------------------------------------------------- the current device
 
 
-def _gpu(what: str, requested: Any) -> _device:
-    """Return the device "cuda" that the argument names, by default the current one.  Raises: PlacementError for another argument."""
-    chosen = checked_device(f"cuda.{what}", "cuda" if requested is None else requested)
-    assert chosen is not None
-    if chosen.type != "cuda":
-        raise PlacementError(f'cuda.{what} at {user_line()}: device={requested!r} is not a GPU; use "cuda", "cuda:0" or an index')
-    return chosen
-
-
 def current_device() -> int:
-    """Return the index of the GPU that "cuda" names: the index that `set_device` received, by default the number of this rank."""
-    index = _gpu("current_device", None).index
+    """Return the index of the GPU that "cuda" names: the index that `set_device` received, by default the GPU of this rank."""
+    index = checked_gpu("current_device", None).index
     assert index is not None
     return index
 
 
 def set_device(device: Any) -> None:
-    """Set the GPU that "cuda" without an index names.  Raises: PlacementError unless `device` is an index or a device "cuda"."""
-    state().cuda_index = _gpu("set_device", device).index
+    """Set the GPU that "cuda" without an index names.
+
+    Raises: PlacementError unless `device` is an index or a device "cuda", and for a GPU that does not exist.
+    """
+    opened("set_device", device)
+    state().cuda_index = checked_gpu("set_device", device).index
 
 
 class device:
@@ -84,7 +98,7 @@ class device:
 
     def __init__(self, device: Any) -> None:
         ignored = device is None or (type(device) is int and device < 0)
-        self.index = None if ignored else _gpu("device", device).index
+        self.index = None if ignored else checked_gpu("device", device).index
 
     def __enter__(self) -> Self:
         here = state()
@@ -97,25 +111,8 @@ class device:
         state().cuda_index = self.before
 
 
-class Properties(NamedTuple):
-    """The properties of a device."""
-
-    name: str
-    total_memory: int
-    multi_processor_count: int
-    major: int
-    minor: int
-
-
-def get_device_properties(device: Any = None) -> Properties:
-    """Return name, memory in bytes and number of processors of the device "cuda", which are those of this machine's host memory and CPU."""
-    _gpu("get_device_properties", device)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    return Properties(f"host memory ({platform.machine()})", memory, os.cpu_count() or 1, 0, 0)
-
-
 def get_device_name(device: Any = None) -> str:
-    """Return the name of the device "cuda", such as "host memory (x86_64)"."""
+    """Return the name of the GPU, such as "NVIDIA H100 80GB HBM3"; without a GPU, such as "host memory (x86_64)"."""
     return get_device_properties(device).name
 
 
@@ -126,8 +123,12 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 
 def can_device_access_peer(device: Any, peer_device: Any) -> bool:
-    """Return True unless both arguments name the same device."""
-    return _gpu("can_device_access_peer", device) != _gpu("can_device_access_peer", peer_device)
+    """Return True if one GPU can read the memory of the other; without GPUs, True unless both arguments name the same device."""
+    what = "can_device_access_peer"
+    pair = opened(what, device), opened(what, peer_device)
+    if pair[0] is None or pair[1] is None:
+        return checked_gpu(what, device) != checked_gpu(what, peer_device)
+    return cuda_facts.can_access_peer(pair[0].index, pair[1].index)
 
 
 # -------------------------------------------------------------------- random numbers
@@ -160,13 +161,13 @@ def initial_seed() -> int:
 
 def get_rng_state(device: Any = "cuda") -> Any:
     """Return the state of the random generator, which all devices share."""
-    _gpu("get_rng_state", device)
+    checked_gpu("get_rng_state", device)
     return sampling.get_rng_state()
 
 
 def set_rng_state(new_state: Any, device: Any = "cuda") -> None:
     """Restore a state of `get_rng_state`."""
-    _gpu("set_rng_state", device)
+    checked_gpu("set_rng_state", device)
     sampling.set_rng_state(new_state)
 
 
@@ -182,162 +183,15 @@ def set_rng_state_all(new_states: Any) -> None:
     sampling.set_rng_state(new_states[0])
 
 
-# -------------------------------------------------------------------- memory
-
-
-def _none_in_use(name: str, doc: str) -> Any:
-    def query(device: Any = None) -> int:
-        _gpu(name, device)
-        return 0
-
-    query.__name__ = query.__qualname__ = name
-    query.__doc__ = f"{doc}; 0, because tensors are in host memory."
-    return query
-
-
-memory_allocated = _none_in_use("memory_allocated", "Return the bytes of tensors on the GPU")
-max_memory_allocated = _none_in_use("max_memory_allocated", "Return the largest number of bytes of tensors on the GPU")
-memory_reserved = _none_in_use("memory_reserved", "Return the bytes that the GPU's allocator has reserved")
-max_memory_reserved = _none_in_use("max_memory_reserved", "Return the largest number of bytes that the GPU's allocator had reserved")
-memory_cached = _none_in_use("memory_cached", "Return the bytes that the GPU's allocator has reserved")
-max_memory_cached = _none_in_use("max_memory_cached", "Return the largest number of bytes that the GPU's allocator had reserved")
-utilization = _none_in_use("utilization", "Return the percentage of time in which the GPU computed")
-
-
-def memory_stats(device: Any = None) -> dict[str, Any]:
-    """Return the statistics of the GPU's allocator; empty, because tensors are in host memory."""
-    _gpu("memory_stats", device)
-    return {}
-
-
-def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """Return a description of the memory in use on the GPU."""
-    return f"device {_gpu('memory_summary', device)}: 0 bytes in use, because tensors are in host memory"
-
-
-def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Return (free, total), the memory of this machine in bytes, because the device "cuda" uses host memory."""
-    total = get_device_properties(device).total_memory
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}) else total
-    return free, total
-
-
-def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
-    """Do nothing.  Raises: ArgumentError unless `fraction` is a number from 0 to 1."""
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-        raise ArgumentError(f"cuda.set_per_process_memory_fraction at {user_line()}: fraction must be a number from 0 to 1; got {fraction!r}")
-    _gpu("set_per_process_memory_fraction", device)
-
-
-def empty_cache() -> None:
-    """Do nothing; no memory of a GPU is cached."""
+def utilization(device: Any = None) -> int:
+    """Return 0 without a GPU.  Raises: JobError for a GPU, whose load is not known."""
+    if opened("utilization", device) is not None:
+        raise JobError(f"cuda.utilization at {user_line()}: the load of a GPU is not known to the program; use nvidia-smi")
+    return 0
 
 
 def ipc_collect() -> None:
-    """Do nothing; no memory of a GPU is shared."""
-
-
-def reset_peak_memory_stats(device: Any = None) -> None:
-    """Do nothing; the statistics are 0."""
-    _gpu("reset_peak_memory_stats", device)
-
-
-def reset_max_memory_allocated(device: Any = None) -> None:
-    """Do nothing; the statistics are 0."""
-    _gpu("reset_max_memory_allocated", device)
-
-
-# -------------------------------------------------------------------- streams
-
-
-def synchronize(device: Any = None) -> None:
-    """Do nothing; operations have ended when they return."""
-    _gpu("synchronize", device)
-
-
-class Stream:
-    """A queue of operations; operations run immediately, in the order of the program."""
-
-    def __init__(self, device: Any = None, priority: int = 0, **options: Any) -> None:
-        self.device, self.priority = _gpu("Stream", device), priority
-
-    def synchronize(self) -> None:
-        """Do nothing; operations have ended when they return."""
-
-    def query(self) -> bool:
-        """Return True, because all operations have ended."""
-        return True
-
-    def wait_stream(self, stream: Any) -> None:
-        """Do nothing; operations of other streams have ended."""
-
-    def wait_event(self, event: Any) -> None:
-        """Do nothing; the event has happened."""
-
-    def record_event(self, event: Any = None) -> Any:
-        """Record an event, a new one by default, and return it."""
-        event = Event() if event is None else event
-        event.record(self)
-        return event
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pass
-
-
-class Event:
-    """A point in time; with `enable_timing`, `elapsed_time` returns the time between two of them."""
-
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False) -> None:
-        self.enable_timing = enable_timing
-        self.time: float | None = None
-
-    def record(self, stream: Any = None) -> None:
-        """Record the current time."""
-        self.time = time.perf_counter()
-
-    def elapsed_time(self, end_event: Event) -> float:
-        """Return the milliseconds from this event to `end_event`.  Raises: JobError unless both were recorded with `enable_timing`."""
-        ends = self, end_event
-        if not all(isinstance(event, Event) and event.enable_timing and event.time is not None for event in ends):
-            raise JobError(f"Event.elapsed_time at {user_line()}: both events must be recorded; pass enable_timing=True, and call record() first")
-        return (end_event.time - self.time) * 1000  # type: ignore[operator]
-
-    def query(self) -> bool:
-        """Return True, because all operations have ended."""
-        return True
-
-    def wait(self, stream: Any = None) -> None:
-        """Do nothing; the event has happened."""
-
-    def synchronize(self) -> None:
-        """Do nothing; the event has happened."""
-
-
-class stream(Stream):
-    """A `with` block whose operations run on `stream`, in the order of the program."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__()
-        if stream is not None and not isinstance(stream, Stream):
-            raise ArgumentError(f"cuda.stream at {user_line()}: stream must be a cuda.Stream; got {stream!r}")
-        self.stream = stream
-
-
-def current_stream(device: Any = None) -> Stream:
-    """Return the stream of the device."""
-    return Stream(device)
-
-
-def default_stream(device: Any = None) -> Stream:
-    """Return the stream of the device."""
-    return Stream(device)
-
-
-def set_stream(stream: Any) -> None:
-    """Do nothing; operations run in the order of the program."""
+    """Do nothing; no memory of a GPU is shared between processes."""
 
 
 add_aliases(__name__, "jobflow.cuda")

@@ -21,6 +21,7 @@ from jobflow.ops.broadcast import SumTo
 from jobflow.ops.scalar import FillLike
 from jobflow.tensors import backward as passes
 from jobflow.tensors import in_place_writes as writing
+from jobflow.tensors.gpus import EagerGpu, gpu_of, on_device
 from jobflow.tensors.run import run
 from jobflow.tensors.state import building_now, state
 from jobflow.tensors.tape import Gradients, TapeNode, edge_of, note
@@ -247,14 +248,17 @@ class _Kind:
 
     tensor_type: TensorType
     layout: Layout | None
-    piece: tuple[int, ...]
+    piece: tuple[int, ...] = ()
+    #: the GPU that holds the tensor; None for the host
+    gpu: EagerGpu | None = None
 
     def zeros(self) -> Tensor:
         building = building_now()
         if building is not None:
             zeros: Tensor = building.filled(self, 0.0)
             return zeros
-        return Tensor.new(self.tensor_type, self.layout, np.zeros(self.piece, self.tensor_type.dtype.numpy))
+        array = np.zeros(self.piece, self.tensor_type.dtype.numpy)
+        return Tensor.new(self.tensor_type, self.layout, on_device(self.gpu, array))
 
     def fitted(self, gradient: Tensor, what: str) -> Tensor:
         """Return `gradient` summed over the axes along which this tensor was broadcast, in the element type of this tensor."""
@@ -270,7 +274,9 @@ class _Kind:
 
 
 def _kind(x: Any) -> _Kind | None:
-    return _Kind(x.tensor_type, x.layout, tuple(x.array.shape) if x.traced is None else ()) if isinstance(x, Tensor) else None
+    if not isinstance(x, Tensor):
+        return None
+    return _Kind(x.tensor_type, x.layout) if x.traced is not None else _Kind(x.tensor_type, x.layout, tuple(x.array.shape), gpu_of(x.array))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Devices of tensors, such as device("cpu") and device("cuda:0").
 
 The device of a global tensor has a placement.  Functions with a parameter `device` then create a global tensor, broadcast on this placement.
-Tensors of the device "cuda" use host memory if there is no GPU, with one notice.  If there is a GPU, `placements.on_host` raises an error,
-because eager operations do not run on GPUs.
+The device "cuda:1" is the second GPU that this process can use, and "cuda" is the GPU of this rank.  Without a GPU, tensors of the device "cuda"
+use host memory, with one notice.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import numpy as np
 
 from jobflow.core.errors import PlacementError, user_line
 from jobflow.core.layout import B, Layout
-from jobflow.engine.placements import on_host
+from jobflow.engine.placements import note_without_gpu
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional.typed import Tensor
+from jobflow.tensors.device_copies import moved
+from jobflow.tensors.gpus import EagerGpu, gpu_count, gpu_of, open_gpu, own_index
 from jobflow.tensors.state import state
 
 TYPES = ("cpu", "cuda")
@@ -77,10 +79,21 @@ class device:
 
 
 def device_on(placement: public_placement) -> device:
-    """Return the device of the global tensors on a placement; the index of "cuda" is the number of this rank."""
-    result = device(placement.core.tag, state().rank.index if placement.core.tag == "cuda" else None)
+    """Return the device of the global tensors on a placement; the index of "cuda" is the number of the GPU of this rank."""
+    result = device(placement.core.tag, _own_number() if placement.core.tag == "cuda" else None)
     result.placement = placement
     return result
+
+
+def own_gpu() -> device:
+    """Return the device "cuda" of this rank."""
+    return device("cuda", _own_number())
+
+
+def _own_number() -> int:
+    """Return the number of the GPU of this rank; without GPUs, the number of the rank."""
+    here = state()
+    return own_index(here) if gpu_count(here) else here.rank.index
 
 
 def _is_index(index: Any) -> bool:
@@ -97,16 +110,25 @@ def checked_device(what: str, requested: Any) -> device | None:
     return named
 
 
+def checked_gpu(what: str, requested: Any) -> device:
+    """Return the device "cuda" that an argument of `cuda.<what>` names, by default the current one.  Raises: PlacementError for another argument."""
+    chosen = checked_device(f"cuda.{what}", "cuda" if requested is None else requested)
+    assert chosen is not None
+    if chosen.type != "cuda":
+        raise PlacementError(f'cuda.{what} at {user_line()}: device={requested!r} is not a GPU; use "cuda", "cuda:0" or an index')
+    return chosen
+
+
 def _numbered(requested: Any) -> device | None:
     """Return the device that an integer, a string or a device names, or None for another argument.
 
-    An integer is the index of a GPU.  "cuda" without an index is the GPU of `cuda.set_device`, by default with the index of this rank.
+    An integer is the index of a GPU.  "cuda" without an index is the GPU of `cuda.set_device`, by default the GPU of this rank.
     """
     if isinstance(requested, int) and not isinstance(requested, bool):
         return device("cuda", requested)
     if is_current_gpu(requested):
-        here = state()
-        return device("cuda", here.rank.index if here.cuda_index is None else here.cuda_index)
+        chosen = state().cuda_index
+        return device("cuda", _own_number() if chosen is None else chosen)
     return requested if isinstance(requested, device) else device(requested) if isinstance(requested, str) else None
 
 
@@ -120,12 +142,30 @@ def is_device(argument: Any) -> bool:
     return isinstance(argument, device) or (isinstance(argument, str) and argument.partition(":")[0] in TYPES)
 
 
+def gpu_of_device(where: device | None) -> EagerGpu | None:
+    """Return the GPU that a device names; None for the host, and for a GPU if there is none, with a notice.
+
+    Raises: PlacementError for a GPU that does not exist.
+    """
+    if where is None or where.type == "cpu":
+        return None
+    gpu = open_gpu(state(), where.index, f"device={str(where)!r} at {user_line()}")
+    if gpu is None:
+        note_without_gpu()
+    return gpu
+
+
 def marked(x: Tensor, where: device | None) -> Tensor:
-    """Set the device of a local tensor to `where`, unless `where` is None, and return the tensor; a global tensor has no device."""
-    if where is not None and x.layout is None:
-        if where.type == "cuda":
-            on_host(f"device={str(where)!r} at {user_line()}")
-        x._device = None if where.type == "cpu" else where
+    """Return the local tensor x on the device `where`: x itself if its memory is there, otherwise a copy.
+
+    Without `where`, and for a global tensor, the result is x.
+    """
+    if where is None or x.layout is not None:
+        return x
+    gpu, label = gpu_of_device(where), None if where.type == "cpu" else where
+    if x.traced is None and gpu_of(x.array) is not gpu:
+        return moved(state(), x, gpu, label)
+    x._device = label
     return x
 
 
@@ -133,7 +173,12 @@ def device_of(x: Tensor) -> device:
     """Return the device of a tensor."""
     if x.layout is not None:
         return device_on(public_placement.of(x.layout.placement))
-    result = device("cpu" if x._device is None else x._device)
+    here = state()
+    if here.gpus and x.traced is None:  # the array decides
+        gpu = gpu_of(x.array)
+        result = device("cpu") if gpu is None else device("cuda", gpu.index)
+    else:
+        result = device("cpu" if x._device is None else x._device)
     result.is_local = True
     return result
 

@@ -9,10 +9,12 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.core.types import Array, bfloat16, dtype_of, type_of
+from jobflow.functional import gpu_exchange
 from jobflow.functional.devices import checked_device, marked
 from jobflow.functional.dispatch import method
 from jobflow.functional.typed import Tensor
 from jobflow.functional.values import value_of
+from jobflow.tensors.gpus import duplicate, gpu_of
 
 __all__ = ["from_dlpack", "to_dlpack"]
 
@@ -28,12 +30,16 @@ def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None
     """Return a local tensor in the memory of a tensor of another library, or of a DLPack capsule.
 
     With `copy=True`, the tensor has a copy of the elements.
-    Raises: ArgumentError for an object without DLPack, or in other memory than the host's; DtypeError for an element type that jobflow lacks.
+    Memory of a GPU stays there.
+    Raises: ArgumentError for an object without DLPack, or in memory that this process cannot use; DtypeError for an element type that jobflow lacks.
     """
     what = f"from_dlpack at {user_line()}"
     target = checked_device("from_dlpack", device)
     if copy is not None and not isinstance(copy, bool | np.bool_):
         raise ArgumentError(f"{what}: copy must be True, False or None; got {copy!r}")
+    if gpu_exchange.is_on_gpu(ext_tensor):
+        array = gpu_exchange.array_of(ext_tensor, what)
+        return marked(Tensor.new(type_of(array), None, duplicate(array) if copy else array), target)
     array = _array(ext_tensor, what)
     try:
         dtype_of(array.dtype)
@@ -64,14 +70,16 @@ def capsule(x: Tensor, *, stream: Any = None, max_version: Any = None, dl_device
         raise JobError(f"{what}: the tensor {x.tensor_type} is global ({x.layout}); use to_local() or numpy()")
     if x.requires_grad:
         raise JobError(f"{what}: the tensor {x.tensor_type} requires gradients, which other libraries do not record; use detach()")
-    if not (stream is None or (isinstance(stream, int) and stream == -1)) or not (
-        dl_device is None or (_is_pair(dl_device) and tuple(dl_device) == (_CPU, 0))
-    ):
-        raise ArgumentError(f"{what}: the tensor is in host memory; got stream={stream!r}, dl_device={dl_device!r}; omit them")
     if copy is not None and not isinstance(copy, bool | np.bool_):
         raise ArgumentError(f"{what}: copy must be True, False or None; got {copy!r}")
     if max_version is not None and not (_is_pair(max_version) and all(0 <= n < 2**31 for n in max_version)):
         raise ArgumentError(f"{what}: max_version must be None or a pair of numbers such as (1, 0); got {max_version!r}")
+    if x.traced is None and gpu_of(x.array) is not None:
+        return gpu_exchange.capsule(x, what, stream, max_version, dl_device, copy)
+    if not (stream is None or (isinstance(stream, int) and stream == -1)) or not (
+        dl_device is None or (_is_pair(dl_device) and tuple(dl_device) == (_CPU, 0))
+    ):
+        raise ArgumentError(f"{what}: the tensor is in host memory; got stream={stream!r}, dl_device={dl_device!r}; omit them")
     array = value_of(x, "__dlpack__")
     stored = array.view(np.uint16) if x.dtype is bfloat16 else array
     try:
@@ -88,8 +96,9 @@ def _is_pair(value: Any) -> bool:
 
 
 def capsule_device(x: Tensor) -> tuple[int, int]:
-    """Return the DLPack device of a tensor, which is the CPU."""
-    return _CPU, 0
+    """Return the DLPack device of a tensor as (type, number): (1, 0) for the host, (2, number) for a GPU."""
+    gpu = None if x.traced is not None else gpu_of(x.array)
+    return (_CPU, 0) if gpu is None else (gpu_exchange.CUDA_DEVICES[0], gpu.index)
 
 
 class _Producer:

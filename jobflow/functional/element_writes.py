@@ -24,6 +24,7 @@ from jobflow.functional.unary_functions import exp, floor, log1p, tan
 from jobflow.ops.scalar import FillLike
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
+from jobflow.tensors.gpus import as_numpy, gpu_of, on_device
 from jobflow.tensors.run import run
 from jobflow.tensors.state import refuse_tracing
 
@@ -69,13 +70,13 @@ def _mapped(what: str, x: Tensor, function: Any, *others: Tensor) -> Tensor:
     if x._needs_gradient:
         raise JobError(f"{what} at {user_line()}: {x.tensor_type} requires gradients, which a Python function of numbers does not have; use detach()")
     first = _unreduced(x)
-    columns = [each.array.reshape(-1).tolist() for each in (first, *(_in_layout_of(first, other) for other in others))]
+    columns = [as_numpy(each.array).reshape(-1).tolist() for each in (first, *(_in_layout_of(first, other) for other in others))]
     values = [function(*elements) for elements in zip(*columns, strict=True)]
     try:
         array = np.asarray(values, x.array.dtype).reshape(first.array.shape)
     except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"{what} at {user_line()}: the function must return numbers of type {x.dtype.name}; {error}") from None
-    return written(x, what, Tensor.new(x.tensor_type, first.layout, array))
+    return written(x, what, Tensor.new(x.tensor_type, first.layout, on_device(gpu_of(x.array), array)))
 
 
 def apply_(x: Tensor, callable: Callable[[Any], Any]) -> Tensor:

@@ -18,6 +18,7 @@ from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import FillLike
 from jobflow.tensors import redistribution
+from jobflow.tensors.device_copies import on_device_of
 from jobflow.tensors.in_place_writes import passed_on
 from jobflow.tensors.run import run
 from jobflow.tensors.state import state
@@ -71,12 +72,13 @@ def copy_(x: Tensor, other: Any) -> Tensor:
             raise ShapeError(f"copy_ at {user_line()}: {value.tensor_type} does not broadcast to {x.tensor_type}") from None
     if x.layout is not None and value.layout != x.layout:
         value = redistribution.redistribute(state(), value, x.layout)
-    if value is other and value.node is not None and state().grad_enabled:  # x and the value must not share hooks
-        if state().building is not None:
+    here = state()
+    if value is other and value.node is not None and here.grad_enabled:  # x and the value must not share hooks
+        if here.building is not None:
             return written(x, "copy_", run(Copy(), value))
         value = Tensor.new(value.tensor_type, value.layout, value.array)
         record("copy", (other,), (value,), passed_on)
-    return written(x, "copy_", value)
+    return written(x, "copy_", value if here.building is not None or x.layout is not None else on_device_of(x, value))
 
 
 def _described(x: Tensor) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, user_line
 from jobflow.core.layout import B, Layout, Partial
-from jobflow.engine.placements import on_host, sbp_tuple
+from jobflow.engine.placements import note_without_gpu, sbp_tuple
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import devices as where
 from jobflow.functional.casting import named
@@ -22,7 +22,10 @@ from jobflow.functional.typed import Tensor
 from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of
 from jobflow.ops.layout_ops import Copy
+from jobflow.runtime.device.cuda_facts import is_pinned
 from jobflow.tensors import redistribution
+from jobflow.tensors.device_copies import moved
+from jobflow.tensors.gpus import address, as_numpy, duplicate, gpu_count, gpu_of, on_device, open_gpu, placed
 from jobflow.tensors.program_recorder import symbolic_array
 from jobflow.tensors.run import recorder, run
 from jobflow.tensors.state import building_now, refuse_tracing, running, state
@@ -110,7 +113,7 @@ def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
     here = state()
     result = redistribution.to_local(here, x, copy=copy)
     if x.layout.placement.tag == "cuda":
-        result._device = where.device("cuda", here.rank.index)
+        result._device = where.own_gpu()
     return result
 
 
@@ -146,14 +149,15 @@ def cpu(x: Tensor, memory_format: Any = None) -> Tensor:
 def cuda(x: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:
     """Return x on a GPU; a global tensor moves to the GPUs of the same ranks.
 
-    Without a GPU, the memory of x remains on the host.  Raises: PlacementError if there is a GPU, because only jobs run on GPUs.
+    `device` is a device "cuda" or the index of a GPU, by default the current one.  Without a GPU, the memory of x remains on the host.
+    Raises: PlacementError for a GPU that does not exist.
     """
     checked_bool("cuda", "non_blocking", non_blocking)
     check_format("cuda", memory_format, x.ndim)
-    return _on_device(x, "cuda" if device is None else device, "cuda()")
+    return _on_device(x, "cuda" if device is None else device, "cuda()", non_blocking)
 
 
-def _on_device(x: Tensor, target_device: Any, what: str) -> Tensor:
+def _on_device(x: Tensor, target_device: Any, what: str, direct: bool = False) -> Tensor:
     """Return x itself if it is on the device, otherwise a copy on the device.
 
     On the device of a global tensor, a local tensor becomes global; its values must be equal on all ranks.
@@ -166,6 +170,10 @@ def _on_device(x: Tensor, target_device: Any, what: str) -> Tensor:
     assert target is not None
     if x.traced is not None or target.type == where.device_of(x).type == "cpu" or target == where.device_of(x):
         return x
+    here = state()
+    gpu = where.gpu_of_device(target)
+    if here.building is None and gpu_of(x.array) is not gpu:
+        return moved(here, x, gpu, None if target.type == "cpu" else target, direct)
     return where.marked(run(Copy(), x), target)
 
 
@@ -203,7 +211,7 @@ def _on_device_type(x: Tensor, target_device: Any, what: str) -> Tensor:
         )
     source = x.layout.placement
     if tag == "cuda":
-        on_host(f"{what} at {user_line()}")
+        note_without_gpu()
     return x if tag == source.tag else redistribution.redistribute(state(), x, replace(x.layout, placement=replace(source, tag=tag)))
 
 
@@ -214,7 +222,7 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
 
     The device of a global tensor selects its placement: a local tensor becomes broadcast, and must have the same values on all ranks.
     A tensor argument y selects its element type and its device, and for a global tensor x its placement and sbp.  `copy=True` never returns x itself.
-    `non_blocking` and `memory_format` have no effect.
+    With `non_blocking=True`, the GPU may still read the page-locked memory of x after return (`pin_memory`).  `memory_format` has no effect.
     Raises: ConfigError for a device together with placement or sbp; DivergedError, on all ranks, if values of ranks differ.  ArgumentError
     and DtypeError are raised for other arguments.
     """
@@ -229,7 +237,7 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         request |= _layout_request(x, request.pop("like"))
     result = cast(x, request["dtype"]) if "dtype" in request else x
     if "device" in request:
-        result = _on_device(result, request["device"], "to")
+        result = _on_device(result, request["device"], "to", "non_blocking" in request)
     if "placement" in request or "sbp" in request:
         result = to_global(result, request.get("placement"), request.get("sbp"))
     shared = result is x or (x.traced is None and result.array is x.array)
@@ -237,10 +245,12 @@ def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
 
 
 def conversion_request(arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `to` by name: dtype, device, placement, sbp and like (a global tensor), if present."""
+    """Return the arguments of `to` by name: dtype, device, placement, sbp, like (a global tensor) and non_blocking, if present."""
     check_format("to", options.pop("memory_format", None))
-    checked_bool("to", "non_blocking", options.pop("non_blocking", False))
+    non_blocking = checked_bool("to", "non_blocking", options.pop("non_blocking", False))
     request: dict[str, Any] = {name: options.pop(name) for name in ("dtype", "device", "placement", "sbp") if options.get(name) is not None}
+    if non_blocking:
+        request["non_blocking"] = True
     if any(each is not None for each in options.values()):
         raise ArgumentError(f"to at {user_line()}: the keywords are dtype, device, placement, sbp and copy; got {sorted(options)}")
     for argument in arguments:
@@ -336,13 +346,24 @@ def storage_offset(x: Tensor) -> int:
     root = x
     while root.base is not None:
         root = root.base[0]
-    begins: int = x.array.ctypes.data - root.array.ctypes.data
-    return begins // x.dtype.itemsize
+    return (address(x.array) - address(root.array)) // x.dtype.itemsize
 
 
 def pin_memory(x: Tensor, device: Any = None) -> Tensor:
-    """Return x unchanged; host memory is not pinned."""
-    return x
+    """Return a copy of a local tensor on the host in page-locked memory, from which to("cuda", non_blocking=True) copies without waiting.
+
+    Return x unchanged if it is in such memory, without a GPU, and for other tensors.
+    """
+    here = state()
+    if x.layout is not None or x.traced is not None or here.building is not None or not gpu_count(here) or gpu_of(x.array) is not None:
+        return x
+    gpu = open_gpu(here, None, f"pin_memory at {user_line()}")
+    assert gpu is not None
+    if is_pinned(x.array):
+        return x
+    if x._needs_gradient:
+        raise JobError(f"pin_memory at {user_line()}: {x.tensor_type} requires gradients, which a copy in page-locked memory lacks; use detach()")
+    return Tensor.new(x.tensor_type, None, gpu.pinned(x.array))
 
 
 def to_consistent(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -358,8 +379,14 @@ def element_size(x: Tensor) -> int:
 def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
     """Return the function `rebuilt` and its arguments, for pickle; the arguments include this rank's piece and the layout of x."""
     _portable(x, "pickle")
-    array = x.array.copy(order="C")
-    return rebuilt, (type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, x.__dict__)
+    array = as_numpy(x.array).copy(order="C")
+    return rebuilt, (type(x), x.tensor_type, x.layout, array, x._needs_gradient, _label(x), x.__dict__)
+
+
+def _label(x: Tensor) -> where.device | None:
+    """Return the device of a local tensor for a copy of it; None for the host, and for a global tensor."""
+    device = None if x.layout is not None else where.device_of(x)
+    return None if device is None or device.type == "cpu" else device
 
 
 def _portable(x: Tensor, what: str) -> None:
@@ -377,16 +404,18 @@ def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
     Tensor.__init__(result, *parts[:3])
     result._needs_gradient, result._device = parts[3:5]
     result.__dict__.update(parts[5])
-    if is_cuda(result):
-        on_host(f"a copy or a pickle of a tensor at {user_line()}")
+    if result.layout is not None:
+        result.array = placed(state(), result.array, result.layout)
+    elif result._device is not None:
+        result.array = on_device(where.gpu_of_device(result._device), result.array)
     return result
 
 
 def copied(x: Tensor, memory: dict[int, Any]) -> Tensor:
     """Return a copy of x for copy.deepcopy, with separate memory, a separate gradient and the layout of x."""
     _portable(x, "deepcopy")
-    array = x.array.copy()
-    result = rebuilt(type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, deepcopy(x.__dict__, memory))
+    array = duplicate(x.array)
+    result = rebuilt(type(x), x.tensor_type, x.layout, array, x._needs_gradient, _label(x), deepcopy(x.__dict__, memory))
     memory[id(x)] = result
     result._gradient = deepcopy(x._gradient, memory)
     return result

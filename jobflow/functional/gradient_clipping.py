@@ -17,8 +17,9 @@ from jobflow.functional.promotion import cast
 from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
-from jobflow.ops.scalar import Clip
+from jobflow.ops.scalar import Clip, Scale
 from jobflow.tensors.convert import convert_array, empty, gathered
+from jobflow.tensors.gpus import as_numpy, gpu_of, on_device, placed, write
 from jobflow.tensors.run import run
 from jobflow.tensors.state import EagerState, gradients, running, state
 from jobflow.tensors.tensor import own
@@ -58,7 +59,7 @@ def _power_sum(x: Tensor, p: float) -> Value:
 def _number(here: EagerState, x: Value) -> float:
     assert isinstance(x, Tensor)
     if x.layout is None:
-        return float(x.array)
+        return float(as_numpy(x.array))
     return float(gathered(here, x, "the norm of gradients").reshape(()))
 
 
@@ -126,9 +127,20 @@ def clip_grad_norm_(
     factor = min(float(max_norm) / (norm + EPSILON), 1.0)
     if factor < 1.0 or math.isnan(factor):
         for x in grads:
-            own(x, what)[...] = x.array * x.array.dtype.type(factor)
-            x.wrote()
+            _scale(here, x, factor, what)
     return _stated(here, norm, grads)
+
+
+def _scale(here: EagerState, x: Tensor, factor: float, what: str) -> None:
+    """Multiply the elements of x by a number, in place."""
+    array = own(x, what)
+    gpu = gpu_of(array)
+    if gpu is None:
+        array[...] = array * array.dtype.type(factor)
+    else:
+        gpu.activate()
+        gpu.calls(Scale(factor)).run(None, (array,), (array,))
+    x.wrote()
 
 
 def _clipped_when_run(what: str, grads: Sequence[Tensor], max_norm: float, p: float, error_if_nonfinite: bool) -> Tensor:
@@ -250,8 +262,9 @@ def _stated(here: EagerState, norm: float, grads: Sequence[Tensor]) -> Tensor:
     where = grads[0].layout.placement if grads and grads[0].layout is not None else None
     value = np.array(norm, type.dtype.numpy)
     if where is None:
-        return Tensor.new(type, None, value)
-    return Tensor.new(type, Layout(where, (B,) * len(where.mesh)), value if here.rank.index in where.ranks else empty(type))
+        return Tensor.new(type, None, on_device(gpu_of(grads[0].array) if grads else None, value))
+    layout = Layout(where, (B,) * len(where.mesh))
+    return Tensor.new(type, layout, placed(here, value, layout) if here.rank.index in where.ranks else empty(type))
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None) -> None:
@@ -267,7 +280,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
                 clipped = Tensor.new(
                     x.tensor_type, x.layout, convert_array(here, clipped.array, x.tensor_type, clipped.layout, x.layout, "a clipped gradient")
                 )
-            own(x, "clip_grad_value_")[...] = clipped.array
+            write(own(x, "clip_grad_value_"), clipped.array)
             x.wrote()
 
 

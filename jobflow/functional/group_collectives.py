@@ -18,6 +18,7 @@ from jobflow.core.types import Array, TensorType
 from jobflow.functional.typed import Tensor
 from jobflow.tensors.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
 from jobflow.tensors.convert import meeting
+from jobflow.tensors.gpus import as_numpy, write
 from jobflow.tensors.parameters import described
 from jobflow.tensors.state import refuse_tracing, state
 from jobflow.tensors.tensor import TensorBase, own
@@ -104,7 +105,7 @@ class Group:
 
     def write(self, x: Tensor, value: Array) -> None:
         """Overwrite the elements of x with `value`, an array of the same shape and type."""
-        own(x, self.what)[...] = value
+        write(own(x, self.what), value)
         x.wrote()
 
     # ---------------------------------------------------------------- collectives
@@ -142,6 +143,7 @@ class Group:
 
     def reduced(self, array: Array, op: str) -> Array:
         """Return the reduction of the arrays of all ranks."""
+        array = as_numpy(array)
         if op in _GATHERED:
             rows = stacked(self.here, array[None], self.what, self.ranks)
             result: Array = _GATHERED[op].reduce(rows, 0, rows.dtype)
@@ -169,7 +171,7 @@ class Group:
 
     def gathered(self, x: Tensor) -> Array:
         """Return the tensors of all ranks along a new first axis."""
-        return stacked(self.here, x.array[None], self.what, self.ranks)
+        return stacked(self.here, as_numpy(x.array)[None], self.what, self.ranks)
 
     def all_gather(self, results: Sequence[Tensor], x: Tensor) -> None:
         self.count(results)
@@ -194,7 +196,9 @@ class Group:
             self.count(sources)
             self.tensors(scatter_list=sources)
             self.alike(sources or (), x.tensor_type)
-        rows = np.stack([y.array for y in sources or ()]) if mine else np.empty((self.size, *x.tensor_type.shape), x.tensor_type.dtype.numpy)
+        rows = (
+            np.stack([as_numpy(y.array) for y in sources or ()]) if mine else np.empty((self.size, *x.tensor_type.shape), x.tensor_type.dtype.numpy)
+        )
         self.write(x, spread(self.here, rows, source, self.what, self.ranks)[self.index])
 
     def reduce_scatter(self, x: Tensor, rows: Array, op: Any) -> None:
@@ -215,7 +219,7 @@ class Group:
         self.count(tensors)
         self.tensors(input_list=tensors)
         self.alike(tensors, like)
-        return np.stack([x.array for x in tensors])
+        return np.stack([as_numpy(x.array) for x in tensors])
 
     def all_to_all(self, results: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         self.count(results)

@@ -15,6 +15,7 @@ from jobflow.functional.dispatch import called_as, method
 from jobflow.functional.promotion import cast, kind
 from jobflow.functional.typed import Tensor
 from jobflow.tensors import in_place_writes as writing
+from jobflow.tensors.gpus import duplicate, write
 from jobflow.tensors.state import state
 from jobflow.tensors.tape import follow
 from jobflow.tensors.tensor import check_memory, own
@@ -50,7 +51,11 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     if here.building is not None:
         here.building.write(x, value)
     else:
-        own(x, what)[...] = value.array
+        target = own(x, what)
+        if here.gpus:
+            write(target, value.array)
+        else:
+            target[...] = value.array
         writing.written(here, x, value, what)
     return x
 
@@ -92,7 +97,7 @@ def copy_for_gradient(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
         return x
     if x.base is not None:
         follow(x)
-    result = Tensor.new(x.tensor_type, x.layout, x.array.copy())
+    result = Tensor.new(x.tensor_type, x.layout, duplicate(x.array))
     result._provenance = x._provenance
     result._needs_gradient, result.node, result.index = x._needs_gradient, x.node, x.index
     return result

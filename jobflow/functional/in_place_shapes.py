@@ -7,8 +7,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import numpy as np
-
 from jobflow.core.errors import ArgumentError, JobError, PlacementError, user_line
 from jobflow.functional.argument_checks import check_size
 from jobflow.functional.dispatch import method
@@ -16,6 +14,7 @@ from jobflow.functional.shapes import sizes, squeeze, t, transpose, unsqueeze
 from jobflow.functional.typed import Tensor
 from jobflow.ops.source import External
 from jobflow.tensors import in_place_writes as writing
+from jobflow.tensors.gpus import may_share_memory, write, zeros
 from jobflow.tensors.state import refuse_tracing, state
 
 
@@ -97,9 +96,11 @@ def resize_(x: Tensor, *sizes_: Any, memory_format: Any = None) -> Tensor:
         raise PlacementError(f"resize_ at {user_line()}: {x.tensor_type} is a global tensor; use to_local, or compute a new tensor")
     count, flat = math.prod(shape), x.array.reshape(-1)
     if count > flat.size:
-        flat = np.concatenate([flat, np.zeros(count - flat.size, flat.dtype)])
+        longer = zeros(x.array, (count,), x.tensor_type.dtype)
+        write(longer[: flat.size], flat)
+        flat = longer
     y = Tensor.new(x.tensor_type.with_shape(shape), None, flat[:count].reshape(shape))
-    y._storage = x._storage if y.array.base is not None and np.may_share_memory(y.array, x.array) else None
+    y._storage = x._storage if y.array.base is not None and may_share_memory(y.array, x.array) else None
     _become(x, y)
     return x
 

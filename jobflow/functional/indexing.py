@@ -17,7 +17,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import AxisError, DtypeError, JobError, ShapeError, counted, user_line
 from jobflow.core.layout import B, Layout, Split
-from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64, uint8
+from jobflow.core.types import Array, DType, TensorType, bool_, dtype_of, int64, uint8
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, written
@@ -39,6 +39,8 @@ from jobflow.ops.source import Constant, Literal
 from jobflow.tensors import redistribution
 from jobflow.tensors.constant_values import depends_on_run
 from jobflow.tensors.convert import empty
+from jobflow.tensors.device_copies import on_device_of
+from jobflow.tensors.gpus import anchor_of, gpu_of, on_device
 from jobflow.tensors.in_place_writes import written as note_written
 from jobflow.tensors.parameters import described
 from jobflow.tensors.run import run, source, update
@@ -51,14 +53,26 @@ def whole(like: Tensor) -> Layout | None:
     return None if like.layout is None else Layout(like.layout.placement, (B,) * len(like.layout.sbp))
 
 
+def constant_like(like: Tensor, shape: tuple[int, ...], value: Any, dtype: DType | None = None) -> Tensor:
+    """Return a tensor filled with `value`, broadcast on the placement of `like` or local on its device, by default with its element type."""
+    gpu = None if like.traced is not None else gpu_of(like.array)
+    result: Tensor = source(Constant(shape, dtype or like.dtype, value), whole(like), None, gpu)
+    return result
+
+
 def listed(like: Tensor, array: Array) -> Tensor:
     """Return an array with equal values on all ranks as a tensor, broadcast on the placement of `like`."""
     type = TensorType(array.shape, dtype_of(array.dtype))
     layout = whole(like)
     if building_now() is None:
         inside = layout is None or state().rank.index in layout.placement.ranks
-        return Tensor.new(type, layout, array if inside else empty(type))
+        return Tensor.new(type, layout, _on_device_of(like, array) if inside else empty(type))
     return source(Literal.of(array), layout)
+
+
+def _on_device_of(like: Tensor, array: Array) -> Array:
+    """Return a NumPy array on the device of the tensor `like`."""
+    return array if like.traced is not None else on_device(gpu_of(like.array), array)
 
 
 def checked_indices(ids: Tensor, n: int, what: str) -> Tensor:
@@ -358,10 +372,12 @@ def number_as(x: Tensor, number: Any) -> Any:
 def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:
     """Return `value` in the element type of x, expanded to `shape`; raise ShapeError if the value does not broadcast."""
     if not isinstance(value, Tensor):
-        return source(Constant(tuple(shape), x.dtype, number_as(x, value)), whole(x))
+        return constant_like(x, tuple(shape), number_as(x, value))
     extra = value.ndim - len(shape)
     if extra > 0 and all(n == 1 for n in value.shape[:extra]):
         value = reshape(value, value.shape[extra:])
+    if state().gpus and x.layout is None and value.layout is None and x.traced is None and value.traced is None and building_now() is None:
+        value = on_device_of(x, value)
     value = cast(value, x.dtype)
     try:
         return value if tuple(value.shape) == tuple(shape) else expand(value, shape)
@@ -405,8 +421,7 @@ def write_window(x: Tensor, cut: Cut, value_to_write: Any, what: str) -> None:
     result = Tensor.new(x.tensor_type, x.layout, x.array)
     if here.grad_enabled and (x._needs_gradient or value._needs_gradient):
         new = Tensor.new(value.tensor_type, value.layout, value.array)  # the gradient needs its type and layout, not its elements
-        placement = None if x.layout is None else x.layout.placement
-        record("setitem", (x, value), (result,), OpGradient(SliceUpdate(window), placement), (result, new, result))
+        record("setitem", (x, value), (result,), OpGradient(SliceUpdate(window), anchor_of(x)), (result, new, result))
     note_written(here, x, result, what)
 
 

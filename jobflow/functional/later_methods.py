@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jobflow.functional.dlpack import DlpackMethods
     from jobflow.functional.element_writes import WritingMethods
+    from jobflow.functional.gpu_exchange import GpuExchangeMethods
     from jobflow.functional.histograms import CountingMethods
     from jobflow.functional.in_place_shapes import ShapeInPlaceMethods
     from jobflow.functional.index_updates import UpdateMethods
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 #: one entry per class of methods: its module and name, and its methods
 _TABLE = """
 dlpack.DlpackMethods: __dlpack__ __dlpack_device__
+gpu_exchange.GpuExchangeMethods: __cuda_array_interface__
 element_writes.WritingMethods: apply_ arctan2_ atan2_ bitwise_not_ cauchy_ cumprod_ cumsum_ einsum eq_ exp2_ exponential_ fill_diagonal_
     float_power_ frac_ ge_ geometric_ greater_ greater_equal_ gt_ le_ less_ less_equal_ log10_ log2_ log_normal_ logical_and_ logical_not_
     logical_or_ logical_xor_ lt_ map_ nan_to_num_ ne_ not_equal_
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
 
     class LaterMethods(
         DlpackMethods,
+        GpuExchangeMethods,
         WritingMethods,
         CountingMethods,
         ShapeInPlaceMethods,

@@ -12,12 +12,14 @@ from jobflow.functional.global_tensors import is_cuda, stride
 from jobflow.functional.promotion import cast
 from jobflow.functional.switches import is_complex, is_conj, is_inference, is_signed
 from jobflow.functional.typed import Tensor
+from jobflow.runtime.device import cuda_facts
+from jobflow.tensors.gpus import address
 from jobflow.tensors.state import running
 
 
 def is_pinned(x: Tensor, device: Any = None) -> bool:
-    """Return False: host memory is not pinned."""
-    return False
+    """Return True for a tensor on the host in page-locked memory; see `pin_memory`."""
+    return x.traced is None and cuda_facts.is_pinned(x.array)
 
 
 def share_memory_(x: Tensor) -> Tensor:
@@ -41,8 +43,7 @@ def data_ptr(x: Tensor) -> int:
     """
     if x.traced is not None:
         raise JobError(f"data_ptr at {user_line()}: a tensor has no address while {running()} runs; call data_ptr() outside")
-    address: int = x.array.ctypes.data
-    return address
+    return address(x.array)
 
 
 def get_device(x: Tensor) -> int:
@@ -96,8 +97,7 @@ class UntypedStorage:
 
     def data_ptr(self) -> int:
         """Return the address of the first byte."""
-        address: int = self._array.ctypes.data
-        return address
+        return address(self._array)
 
     def nbytes(self) -> int:
         """Return the number of bytes."""

@@ -23,6 +23,7 @@ from jobflow.functional.typed import Tensor
 from jobflow.ops import reduce as rd
 from jobflow.ops.op import Op
 from jobflow.tensors.convert import convert, empty
+from jobflow.tensors.gpus import anchor_of, placed, write
 from jobflow.tensors.run import Running, run, source, with_line
 from jobflow.tensors.state import EagerState, state
 from jobflow.tensors.tensor import own
@@ -58,9 +59,11 @@ def _scope_for(x: Tensor) -> scope.Scope | None:
     if hasattr(now.interpreter, "takes_tensors"):
         return None
     here: EagerState = now.root.eager or state()
-    placement = None if x.layout is None else x.layout.placement
+    placement: Any = None if x.layout is None else x.layout.placement
     if now.interpreter is not None or here.building is not None:
         return replace(now, interpreter=Composing(now.interpreter, placement))
+    if here.gpus:
+        placement = anchor_of(x)
     cached = here.composing.get((placement, here.grad_enabled))
     if cached is None or cached[0] is not now:
         cached = here.composing[placement, here.grad_enabled] = now, replace(now, interpreter=Running(here, placement, here.grad_enabled))
@@ -189,7 +192,7 @@ def draw_for(x: Tensor) -> tuple[str, int, Value]:
     generator, where = here.global_generator, x.layout.placement
     number = np.array([generator.next()])
     layout = Layout(where, (B,) * len(where.mesh))
-    counter = Tensor.new(type, layout, number if here.rank.index in where.ranks else empty(type))
+    counter = Tensor.new(type, layout, placed(here, number, layout) if here.rank.index in where.ranks else empty(type))
     counter._provenance = generator.draws
     return "draw", generator.seed, counter
 
@@ -202,7 +205,7 @@ def assign(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
     array = value.array
     if x.layout is not None and value.layout != x.layout:
         array = convert(here, value, x.layout, "an assignment")
-    own(x, what)[...] = array
+    write(own(x, what), array)
     x._provenance = value._provenance
     x.wrote()
 

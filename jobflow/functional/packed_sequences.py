@@ -19,6 +19,7 @@ from jobflow.core.layout import B
 from jobflow.core.types import Array, type_of
 from jobflow.functional.comparing import where
 from jobflow.functional.creation import tensor
+from jobflow.functional.devices import device_of
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.joining import cat, unbind
 from jobflow.functional.nn_base import flag, one_of
@@ -161,7 +162,7 @@ def host_tensor(array: Array) -> Tensor:
 
 def constant_for(x: Tensor, array: Array) -> Tensor:
     """Return a tensor with the values of an array that operations accept together with x: local, or broadcast on the placement of x."""
-    return tensor(array) if x.layout is None else tensor(array, placement=x.placement, sbp=(B,) * len(x.layout.sbp))
+    return tensor(array, device=device_of(x)) if x.layout is None else tensor(array, placement=x.placement, sbp=(B,) * len(x.layout.sbp))
 
 
 def gathered(x: Tensor, indices: Array) -> Tensor:

@@ -39,6 +39,7 @@ from jobflow.ops.axes import Reshape
 from jobflow.ops.rounding import rounding_once
 from jobflow.ops.scalar import Cast, Detach
 from jobflow.ops.source import Constant
+from jobflow.tensors.gpus import gpu_of
 from jobflow.tensors.run import run, source
 from jobflow.tensors.run_values import HostValue
 from jobflow.tensors.state import building_now, running, state
@@ -192,15 +193,17 @@ def constant(like: Tensor, number: Number, dtype: DType) -> Tensor:
     where = None if layout is None else layout if layout.is_whole else Layout(layout.placement, (B,) * len(layout.sbp))
     value = convert_number(number, dtype)
     here = state()
+    gpu = gpu_of(like.array) if here.gpus and layout is None and like.traced is None and here.building is None else None
     if (
         here.building is not None or value != value or (value == 0 and math.copysign(1.0, value) < 0)
     ):  # as a dict key, -0.0 equals 0.0, and NaN differs from itself
-        return source(Constant((), dtype, value), where)
-    cached: Tensor | None = here.constants.get((dtype, where, value))
+        return source(Constant((), dtype, value), where, None, gpu)
+    known = here.constants if gpu is None else gpu.constants
+    cached: Tensor | None = known.get((dtype, where, value))
     if cached is None:
-        if len(here.constants) >= MAX_CONSTANTS:
-            here.constants.clear()
-        cached = here.constants[dtype, where, value] = source(Constant((), dtype, value), where)
+        if len(known) >= MAX_CONSTANTS:
+            known.clear()
+        cached = known[dtype, where, value] = source(Constant((), dtype, value), where, None, gpu)
     return cached
 
 

@@ -17,7 +17,7 @@ from jobflow.functional.binary_functions import sub
 from jobflow.functional.comparing import logical_xor
 from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.global_tensors import value_of
-from jobflow.functional.indexing import listed, whole
+from jobflow.functional.indexing import constant_like, listed
 from jobflow.functional.joining import all_tensors, cat, in_one_list, meshgrid, narrow, stack
 from jobflow.functional.promotion import together
 from jobflow.functional.selecting import diag
@@ -26,8 +26,7 @@ from jobflow.functional.typed import Tensor
 from jobflow.ops.index import Gather
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
-from jobflow.ops.source import Constant
-from jobflow.tensors.run import run, source
+from jobflow.tensors.run import run
 from jobflow.tensors.tensor import Size
 
 __all__ = [
@@ -207,7 +206,7 @@ def diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Te
     *lead, count = x.shape
     n = count + abs(offset)
     zeros, ones = (0,) * len(lead), (1,) * len(lead)
-    empty = source(Constant((*lead, n * n), x.dtype, 0), whole(x))
+    empty = constant_like(x, (*lead, n * n), 0)
     if count:
         start = offset if offset >= 0 else -offset * n
         window = Slice((*zeros, start), (*lead, start + (count - 1) * (n + 1) + 1), (*ones, n + 1))
@@ -232,7 +231,7 @@ def block_diag(*tensors: Any) -> Tensor:
             raise ShapeError(f"block_diag at {user_line()}: the tensors must have at most two axes; got {x.tensor_type}")
     blocks = [x if x.ndim == 2 else reshape(x, (1, x.tensor_type.size)) for x in together("block_diag", *blocks)]
     height, width = (sum(x.shape[axis] for x in blocks) for axis in (0, 1))
-    result, row, column = source(Constant((height, width), blocks[0].dtype, 0), whole(blocks[0])), 0, 0
+    result, row, column = constant_like(blocks[0], (height, width), 0), 0, 0
     for x in blocks:
         stop = (row + x.shape[0], column + x.shape[1])
         if x.tensor_type.size:
@@ -315,7 +314,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     if input.ndim != 1 or r < 0:
         raise ShapeError(f"combinations at {user_line()}: input must be a vector, and r not negative; got {input.tensor_type} and r={r}")
     if not r:
-        return source(Constant((0,), input.dtype, 0), whole(input))
+        return constant_like(input, (0,), 0)
     n = input.shape[0]
     grid = np.indices((n,) * r).reshape(r, -1)
     ascending = (np.diff(grid, axis=0) >= (0 if with_replacement else 1)).all(0)

@@ -198,7 +198,7 @@ def _sample(spec: FactoryOptions, shape: tuple[int, ...], generator: Any, make: 
     """
     layout = spec.random_layout(len(shape))
     counter = generator_of(generator, layout)
-    return spec.finish(source(make(shape, dtype or spec.dtype, DRAW, counter.seed), layout, counter))
+    return spec.finish(source(make(shape, dtype or spec.dtype, DRAW, counter.seed), layout, counter, spec.gpu))
 
 
 def _floats(spec: FactoryOptions) -> FactoryOptions:
@@ -293,7 +293,7 @@ def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
     spec = FactoryOptions("randperm", options, int64)
     target = spec.random_layout(1)
     counter = generator_of(generator, target)
-    keys = source(RandomUniform((int(n),), float64, DRAW, counter.seed), target and whole(target), counter)
+    keys = source(RandomUniform((int(n),), float64, DRAW, counter.seed), target and whole(target), counter, spec.gpu)
     order = cast(run_several(Sort(0), keys)[1], spec.dtype)
     return spec.finish(order if target is None else redistribution.redistribute(state(), order, target))
 

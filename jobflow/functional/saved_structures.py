@@ -21,6 +21,7 @@ from jobflow.functional.gradients import detach
 from jobflow.functional.parameter_class import Parameter
 from jobflow.functional.typed import Tensor
 from jobflow.tensors.convert import convert
+from jobflow.tensors.gpus import address
 from jobflow.tensors.state import EagerState
 from jobflow.tensors.tensor import Size
 
@@ -151,7 +152,7 @@ def _memory(x: Tensor) -> Memory:
     array = x.array
     if array.size == 0:
         return (id(x),)
-    return x.tensor_type, x.layout, array.ctypes.data, array.strides
+    return x.tensor_type, x.layout, address(array), tuple(array.strides)
 
 
 def _below(path: str, key: Any) -> str:

@@ -14,7 +14,7 @@ from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.gradients import clone
 from jobflow.functional.in_place import form
-from jobflow.functional.indexing import check_mask, checked_indices, filled, listed, mask_indices, number_as, selected, whole
+from jobflow.functional.indexing import check_mask, checked_indices, constant_like, filled, listed, mask_indices, number_as, selected
 from jobflow.functional.promotion import cast, result_type
 from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, integer, permute, reshape, unsqueeze
 from jobflow.functional.typed import Tensor
@@ -25,10 +25,9 @@ from jobflow.ops.scatter import Scatter
 from jobflow.ops.scatter_reduce import ScatterProd
 from jobflow.ops.slice_update import SliceUpdate, Subscript
 from jobflow.ops.slices import Slice
-from jobflow.ops.source import Constant
 from jobflow.ops.triangle import Tril, Triu
 from jobflow.tensors.constant_values import depends_on_run
-from jobflow.tensors.run import run, source
+from jobflow.tensors.run import run
 
 __all__ = [
     "argwhere", "diag", "diagonal", "gather", "index_add", "index_add_", "index_fill", "index_fill_", "index_select", "masked_fill", "masked_fill_",
@@ -140,7 +139,7 @@ def as_row(x: Tensor) -> Tensor:
 
 
 def _constant(x: Tensor, shape: Sequence[int], number: Any) -> Tensor:
-    return source(Constant(tuple(shape), x.dtype, number_as(x, number)), whole(x))
+    return constant_like(x, tuple(shape), number_as(x, number))
 
 
 def _added(axis: int, table: Tensor, at: Tensor, src: Tensor) -> Tensor:
@@ -270,7 +269,7 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     axis = axis_of("index_fill", dim, x.ndim)
     if not x.ndim:
         return reshape(index_fill(as_row(x), 0, index, value), ())
-    none = source(Constant((x.shape[axis],), int8, 0), whole(x))
+    none = constant_like(x, (x.shape[axis],), 0, int8)
     named = scattered("index_fill", none, 0, reshape(index, index.tensor_type.size), 1)  # repeated indices count once
     return filled(x, cast(reshape(named, tuple(n if i == axis else 1 for i, n in enumerate(x.shape))), bool_), value)
 
@@ -413,7 +412,7 @@ def diag(x: Tensor, diagonal: int = 0) -> Tensor:
     if abs(diagonal) >= 2**31:
         raise ShapeError(f"diag at {user_line()}: diagonal {diagonal} exceeds the largest number of rows, 2**31 - 1")
     count, n = x.tensor_type.size, x.tensor_type.size + abs(diagonal)
-    empty = source(Constant((n * n,), x.dtype, 0), whole(x))
+    empty = constant_like(x, (n * n,), 0)
     if not count:
         return reshape(empty, (n, n))
     start = diagonal if diagonal >= 0 else -diagonal * n

@@ -19,6 +19,8 @@ from jobflow.functional.dispatch import method
 from jobflow.functional.typed import Tensor
 from jobflow.tensors.constant_values import constant_value
 from jobflow.tensors.convert import gathered
+from jobflow.tensors.device_copies import moved
+from jobflow.tensors.gpus import as_numpy, gpu_of
 from jobflow.tensors.state import building_now, running, state
 from jobflow.tensors.tensor import lasting_array
 
@@ -90,12 +92,12 @@ def _elements(x: Tensor, what: str) -> Array:
             return constant
         raise JobError(f"{what} at {user_line()}: a tensor has no values while {running()} runs; return the tensor from {state().building.short}")
     if x.layout is None:
-        return lasting_array(x)
+        return as_numpy(lasting_array(x))
     return gathered(state(), x, what)
 
 
 def numpy(x: Tensor) -> Array:
-    """Return the logical value as a NumPy array, which shares the memory of a local tensor unless gradients are recorded for it.
+    """Return the logical value as a NumPy array, which shares the memory of a local tensor on the host unless gradients are recorded for it.
 
     Raises: JobError during tracing.
     """
@@ -126,7 +128,8 @@ def of_array(x: Tensor, array: Array, context: Any = None, return_scalar: bool =
             f"a NumPy function at {user_line()}: {x.tensor_type} requires gradients, which NumPy does not compute; use the function of jobflow, or "
             f"x.detach()"
         )
-    return Tensor.new(type, None, array)
+    result = Tensor.new(type, None, array)
+    return result if gpu_of(x.array) is None else moved(state(), result, gpu_of(x.array), x._device)
 
 
 def item(x: Tensor) -> Any:

@@ -9,7 +9,7 @@ because one compiled loop serves all numbers of steps and samples.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -82,7 +82,22 @@ def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], output
 
 
 def _bind_chain(chain: Chain, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Return the calls of all operations of a chain."""
+    """Return the calls of all operations of a chain on a CPU."""
+
+    def bind_step(op: Op, types: Sequence[TensorType], read: Sequence[Array], results: Sequence[Array]) -> list[Call]:
+        return bind(op, target if _compiles(op, target, types) else CPU, device, read, results)
+
+    return bind_chain(chain, bind_step, device, inputs, outputs)
+
+
+def bind_chain(
+    chain: Chain,
+    bind_step: Callable[[Op, Sequence[TensorType], Sequence[Array], Sequence[Array]], list[Call]],
+    device: Binder,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+) -> list[Call]:
+    """Return the calls of all operations of a chain; `bind_step` binds one of them, from its types, its inputs and its outputs."""
     types = chain.types(*[TensorType(a.shape, dtype_of(a.dtype)) for a in inputs])
     arrays = dict(enumerate(inputs)) | dict(zip(chain.results, outputs, strict=True))
     for source, value in chain.reused(types).items():
@@ -98,8 +113,7 @@ def _bind_chain(chain: Chain, target: Target, device: Binder, inputs: Sequence[A
             if value not in arrays:
                 over = step.op.alias.get(j)
                 arrays[value] = device.scratch(types[value].shape, types[value].dtype) if over is None else read[over]
-        compiles = _compiles(step.op, target, [types[i] for i in (*step.inputs, *step.outputs)])
-        calls += bind(step.op, target if compiles else CPU, device, read, [arrays[value] for value in step.outputs])
+        calls += bind_step(step.op, [types[i] for i in (*step.inputs, *step.outputs)], read, [arrays[value] for value in step.outputs])
     return calls
 
 

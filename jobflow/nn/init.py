@@ -26,6 +26,7 @@ from jobflow.ops.op import Op
 from jobflow.ops.random_tensors import RandomNormal, RandomUniform
 from jobflow.ops.source import Constant
 from jobflow.tensors.backward import gradient_layout
+from jobflow.tensors.gpus import as_numpy, write
 from jobflow.tensors.run import source
 from jobflow.tensors.state import Generator, running, state
 from jobflow.tensors.tensor import own
@@ -216,7 +217,8 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
     u = source(RandomUniform(tuple(tensor.shape), float64, DRAW, inputs.seed), tensor.layout and gradient_layout(tensor.layout), inputs)
     low, high = (min(max((bound - mean) / std, -9.0), 9.0) for bound in (a, b))
     first, last = _normal_share(np.array([low, high]))
-    u.array[...] = np.clip(mean + std * _normal_place(first + (last - first) * u.array, low, high), a, b)
+    samples = np.clip(mean + std * _normal_place(first + (last - first) * as_numpy(u.array), low, high), a, b)
+    write(u.array, samples)
     assign(state(), tensor, cast(u, tensor.dtype), "init.trunc_normal_")
     return tensor
 

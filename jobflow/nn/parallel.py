@@ -27,6 +27,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.data_parallel_wrapper import DataParallel as DataParallel
 from jobflow.nn.modules.module import Module
 from jobflow.tensors.collectives import reduced, spread
+from jobflow.tensors.gpus import address, as_numpy, gpu_of, write, zeros
 from jobflow.tensors.state import EagerState, refuse_tracing, state
 from jobflow.tensors.tape import ReadyCallback, TapeNode, edge_of
 from jobflow.tensors.tensor import TensorBase, own
@@ -38,9 +39,9 @@ class _Bucket:
     def __init__(self, parameters: Sequence[Tensor], as_view: bool) -> None:
         self.parameters = list(parameters)
         self.missing = {id(p) for p in parameters}
-        size = sum(p.tensor_type.size for p in parameters)
-        #: the memory of the gradients with `gradient_as_bucket_view`
-        self.memory = np.zeros(size, parameters[0].tensor_type.dtype.numpy) if as_view else None
+        size, gpu = sum(p.tensor_type.size for p in parameters), gpu_of(parameters[0].array)
+        #: the memory of the gradients with `gradient_as_bucket_view`, on the host only
+        self.memory = np.zeros(size, parameters[0].tensor_type.dtype.numpy) if as_view and gpu is None else None
 
     def average(self, here: EagerState, ranks: tuple[int, ...], used: set[int], step: int) -> None:
         """Replace each gradient that at least one rank computed by the mean over all ranks; a rank without this gradient contributes zeros.
@@ -54,7 +55,11 @@ class _Bucket:
         for p, count in zip(self.parameters, total[-len(flags) :], strict=True):
             end = at + p.tensor_type.size
             if count > 0:
-                np.divide(total[at:end].reshape(p.tensor_type.shape), len(ranks), out=self._target(p, at))
+                part, target = total[at:end].reshape(p.tensor_type.shape), self._target(p, at)
+                if isinstance(target, np.ndarray):
+                    np.divide(part, len(ranks), out=target)
+                else:
+                    write(target, np.divide(part, len(ranks)))
                 p._gradient.wrote()
             at = end
         self.missing = {id(p) for p in self.parameters}
@@ -67,16 +72,17 @@ class _Bucket:
                 p._gradient = Tensor(p.tensor_type, None, part)
             return part
         if p._gradient is None:
-            p._gradient = Tensor(p.tensor_type, None, np.empty(p.tensor_type.shape, p.tensor_type.dtype.numpy))
+            p._gradient = Tensor(p.tensor_type, None, zeros(p.array, p.tensor_type.shape, p.tensor_type.dtype))
+            p._gradient._device = p._device
         return own(p._gradient, "DistributedDataParallel")
 
 
 def _same_memory(a: Array, b: Array) -> bool:
-    return a.ctypes.data == b.ctypes.data and a.strides == b.strides
+    return address(a) == address(b) and tuple(a.strides) == b.strides
 
 
 def _gradient(p: Tensor) -> Array:
-    return np.zeros(p.tensor_type.shape, p.tensor_type.dtype.numpy) if p._gradient is None else p._gradient.array
+    return np.zeros(p.tensor_type.shape, p.tensor_type.dtype.numpy) if p._gradient is None else as_numpy(p._gradient.array)
 
 
 class _Reducer:
@@ -360,7 +366,7 @@ def _take_over(here: EagerState, ranks: tuple[int, ...], tensors: Iterable[Tenso
     """Overwrite the tensors with the values of the first of the ranks."""
     for x in tensors:
         refuse_tracing(what, "ranks cannot broadcast local tensors", "create and call DistributedDataParallel outside")
-        own(x, what)[...] = spread(here, x.array, ranks[0], what, ranks)
+        write(own(x, what), spread(here, x.array, ranks[0], what, ranks))
         x.wrote()
 
 

@@ -24,6 +24,7 @@ from jobflow.optim.saved_states import SLOT_NAMES, normalized
 from jobflow.runtime.interrupts import held
 from jobflow.tensors import run
 from jobflow.tensors.convert import convert_array
+from jobflow.tensors.gpus import duplicate, gpu_of, on_device
 from jobflow.tensors.in_place_writes import zero_gradient
 from jobflow.tensors.parameters import described
 from jobflow.tensors.state import EagerState, gradients, refuse_tracing, state
@@ -208,7 +209,7 @@ class Optimizer:
         mine.setdefault("step", 0)
         for name, initial in slots.items():
             if name not in mine:
-                mine[name] = run.source(Constant(p.tensor_type.shape, p.tensor_type.dtype, initial), p.layout)
+                mine[name] = run.source(Constant(p.tensor_type.shape, p.tensor_type.dtype, initial), p.layout, None, gpu_of(p.array))
         return mine
 
     def _step(
@@ -285,9 +286,10 @@ class Optimizer:
                 f"load the state of an optimizer with the same parameters"
             )
         if saved.layout is None or p.layout is None:
-            return Tensor(saved.tensor_type, None, saved.array.copy())
+            array = on_device(gpu_of(p.array), saved.array)
+            return Tensor(saved.tensor_type, None, duplicate(array) if array is saved.array else array)
         return Tensor(
-            saved.tensor_type, p.layout, convert_array(state(), saved.array, saved.tensor_type, saved.layout, p.layout, "load_state_dict").copy()
+            saved.tensor_type, p.layout, duplicate(convert_array(state(), saved.array, saved.tensor_type, saved.layout, p.layout, "load_state_dict"))
         )
 
     def __repr__(self) -> str:
@@ -346,14 +348,16 @@ class Scalars:
     """A cache of numbers, such as the learning rate, as tensors of one element; parameters with the same layout use the same tensor."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[float, DType, Layout | None], Tensor] = {}
+        self._known: dict[tuple[float, DType, Layout | None, Any], Tensor] = {}
 
     def of(self, p: Tensor, value: float, dtype: DType) -> Tensor:
         """Return `value` as a tensor [1] of type `dtype`: broadcast on the placement of parameter p, or local if p is local."""
-        number = self._known.get((value, dtype, p.layout))
+        gpu = gpu_of(p.array)
+        number = self._known.get((value, dtype, p.layout, gpu))
         if number is None:
             array = np.array([value], dtype.numpy)
+            provenance = zlib.crc32(array.tobytes())
             layout = None if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
-            number = self._known[value, dtype, p.layout] = Tensor(TensorType((1,), dtype), layout, array)
-            number._provenance = zlib.crc32(array.tobytes())
+            number = self._known[value, dtype, p.layout, gpu] = Tensor(TensorType((1,), dtype), layout, on_device(gpu, array))
+            number._provenance = provenance
         return number

@@ -23,6 +23,8 @@ from jobflow.ops.op import apply
 from jobflow.ops.source import Constant
 from jobflow.runtime.buffer_pool import POOL, owns_memory
 from jobflow.tensors.convert import convert, convert_array
+from jobflow.tensors.gpus import anchor_of, as_numpy, duplicate, may_share_memory
+from jobflow.tensors.gpus import zeros as zero_array
 from jobflow.tensors.in_place_writes import add_into
 from jobflow.tensors.run import Running
 from jobflow.tensors.state import EagerState, gradients, state
@@ -71,7 +73,7 @@ def _seed(root: TensorBase, gradient: TensorBase | None) -> TensorBase:
                 f"{_here()}: a tensor of {size} needs an explicit gradient, because only a single element has the default 1.0; "
                 f"pass a tensor of the same type"
             )
-        _interpreter().placement = None if root.layout is None else root.layout.placement
+        _interpreter().placement = anchor_of(root)
         return apply(Constant(root.tensor_type.shape, root.tensor_type.dtype, 1.0))
     if not isinstance(gradient, TensorBase):
         raise ArgumentError(
@@ -157,7 +159,7 @@ class Sweep(Generic[T]):
             if gradient is not None:
                 so_far = self.sums.get(edge)
                 self.sums[edge] = gradient if so_far is None else _sum(so_far, gradient)
-                if so_far is not None or (own and owns_memory(gradient.array)):
+                if so_far is not None or (own and _owns_memory(gradient)):
                     self.own.add(edge)
             if not self.readers[edge] and edge in self.sums:
                 self.leaf(edge)
@@ -284,7 +286,7 @@ class Sweep(Generic[T]):
         target = x if known is None else known
         if target.layout is not None and gradient.layout != target.layout:
             before, gradient = gradient, in_layout_of(self.here, gradient, target)
-            own = own or not np.may_share_memory(gradient.array, before.array)
+            own = own or not may_share_memory(gradient.array, before.array)
         with scope.lock():  # several threads may reach the same leaf
             known = x._gradient
             if known is None:
@@ -317,7 +319,8 @@ def _line_of(node: TapeNode) -> str:
 
 def _has_nan(here: EagerState, x: TensorBase) -> bool:
     """Return True if the gradient x has NaN on any rank of its placement; all these ranks return the same."""
-    local_answer = bool(np.isnan(x.array.astype(np.float64) if x.array.dtype.kind == "V" else x.array).any())
+    array = as_numpy(x.array)
+    local_answer = bool(np.isnan(array.astype(np.float64) if array.dtype.kind == "V" else array).any())
     if x.layout is None or x.layout.placement.size == 1:
         return local_answer
     flag = np.array([local_answer], np.int32)
@@ -327,7 +330,7 @@ def _has_nan(here: EagerState, x: TensorBase) -> bool:
 
 def zeros(x: TensorBase) -> Any:
     """Return zeros with the type and layout of x."""
-    return TensorBase.new(x.tensor_type, x.layout, np.zeros(x.array.shape, x.tensor_type.dtype.numpy))
+    return TensorBase.new(x.tensor_type, x.layout, zero_array(x.array, tuple(x.array.shape), x.tensor_type.dtype))
 
 
 def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | TensorBase]:
@@ -350,11 +353,19 @@ def _may_keep(hooks: dict[int, Hook] | None) -> bool:
 
 
 def _copied(x: T) -> T:
-    copy = POOL.array(x.array.shape, x.array.dtype)
-    np.copyto(copy, x.array)
+    if isinstance(x.array, np.ndarray):
+        copy = POOL.array(x.array.shape, x.array.dtype)
+        np.copyto(copy, x.array)
+    else:
+        copy = duplicate(x.array)
     result = TensorBase.new(x.tensor_type, x.layout, copy)
-    result._provenance = x._provenance
+    result._provenance, result._device = x._provenance, x._device
     return result
+
+
+def _owns_memory(x: TensorBase) -> bool:
+    """Return True if no other tensor can use the memory of x."""
+    return owns_memory(x.array) if isinstance(x.array, np.ndarray) else x.array.base is None
 
 
 def _sum(a: T, b: T) -> T:

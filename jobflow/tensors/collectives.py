@@ -13,6 +13,7 @@ from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.layout import MAX, MIN, SUM, B, Layout, Partial, Placement, Reduction, S, Sbp
 from jobflow.core.types import Array, TensorType, type_of
 from jobflow.tensors.convert import convert_array
+from jobflow.tensors.gpus import as_numpy, in_rows
 from jobflow.tensors.state import EagerState
 
 REDUCTIONS = {"sum": SUM, "max": MAX, "min": MIN}
@@ -34,19 +35,19 @@ def reduced(here: EagerState, array: Array, reduce: Reduction, what: str, proven
     Raises: DivergedError on all ranks if `provenance` differs.
     """
     layouts = everywhere(here, Partial(reduce), ranks), everywhere(here, B, ranks)
-    return convert_array(here, np.asarray(array, order="C"), type_of(array), *layouts, what, provenance)
+    return convert_array(here, in_rows(as_numpy(array)), type_of(array), *layouts, what, provenance)
 
 
 def scattered(here: EagerState, array: Array, reduce: Reduction, what: str, ranks: Sequence[int] | None = None) -> Array:
     """Return this rank's piece of the elementwise sum, maximum or minimum (`reduce`) of all ranks' arrays, split along axis 0."""
     layouts = everywhere(here, Partial(reduce), ranks), everywhere(here, S(0), ranks)
-    return convert_array(here, np.asarray(array, order="C"), type_of(array), *layouts, what)
+    return convert_array(here, in_rows(as_numpy(array)), type_of(array), *layouts, what)
 
 
 def stacked(here: EagerState, array: Array, what: str, ranks: Sequence[int] | None = None) -> Array:
     """Concatenate the arrays of all ranks along axis 0, and return the result on all ranks; the arrays have the same type."""
     layouts = everywhere(here, S(0), ranks), everywhere(here, B, ranks)
-    return convert_array(here, np.asarray(array, order="C"), _times(array, len(layouts[0].placement.ranks)), *layouts, what)
+    return convert_array(here, in_rows(as_numpy(array)), _times(array, len(layouts[0].placement.ranks)), *layouts, what)
 
 
 def swapped(here: EagerState, array: Array, what: str, ranks: Sequence[int] | None = None) -> Array:
@@ -61,14 +62,14 @@ def swapped(here: EagerState, array: Array, what: str, ranks: Sequence[int] | No
             f"{what} at {user_line()}: axis 0 has {array.shape[0]} elements, not divisible into {n} equal parts; pad the tensor to a multiple of {n}"
         )
     rows = piece.with_shape((n, n, array.shape[0] // n, *array.shape[1:]))  # axis 0: sending rank, axis 1: receiving rank
-    parts = np.asarray(array, order="C").reshape(1, *rows.shape[1:])
+    parts = in_rows(as_numpy(array)).reshape(1, *rows.shape[1:])
     result = convert_array(here, parts, rows, *layouts, what)
     return result.reshape(array.shape)
 
 
 def spread(here: EagerState, array: Array, source: int, what: str, ranks: Sequence[int] | None = None) -> Array:
     """Broadcast the array of rank `source` to all ranks; the arrays of all ranks have the same type."""
-    return convert_array(here, np.asarray(array, order="C"), type_of(array), on(source), everywhere(here, B, ranks), what)
+    return convert_array(here, in_rows(as_numpy(array)), type_of(array), on(source), everywhere(here, B, ranks), what)
 
 
 def carried(here: EagerState, array: Array | None, type: TensorType, source: int, target: int, what: str) -> Array:
@@ -76,7 +77,7 @@ def carried(here: EagerState, array: Array | None, type: TensorType, source: int
 
     Both ranks must call this function; `array` is None on ranks other than `source`.
     """
-    piece = np.asarray(array, order="C") if array is not None else np.empty((0,) * type.ndim, type.dtype.numpy)
+    piece = in_rows(as_numpy(array)) if array is not None else np.empty((0,) * type.ndim, type.dtype.numpy)
     return convert_array(here, piece, type, on(source), on(target), what)
 
 

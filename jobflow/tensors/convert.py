@@ -17,6 +17,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import DivergedError, user_line
 from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Array, TensorType
+from jobflow.tensors.gpus import as_numpy, duplicate, placed
 from jobflow.tensors.state import EagerState, mixed
 from jobflow.tensors.tensor import TensorBase, check_current
 
@@ -47,15 +48,20 @@ def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array
 def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, provenance: int = 0) -> Array:
     """Return this rank's piece of a tensor in the layout `target`; `array` is this rank's piece in the layout `source`.
 
-    All ranks of both placements must call this function.  `what` names the operation in messages.
+    All ranks of both placements must call this function.  `what` names the operation in messages.  Pieces on GPUs are exchanged through the memory
+    of the hosts.
     """
     if source == target:
         return array
     ranks = tuple(sorted({*source.placement.ranks, *target.placement.ranks}))
     if here.rank.index not in ranks:
         return empty(type)
+    if here.gpus and len(ranks) == 1:  # all layouts of one rank are equal
+        moved = placed(here, array, target)
+        return duplicate(moved) if moved is array else moved
     with scope.lock():  # a bound change reuses its memory
-        return _converted(here, array, type, source, target, ranks, what, provenance)
+        piece = _converted(here, as_numpy(array), type, source, target, ranks, what, provenance)
+    return placed(here, piece, target)
 
 
 def _converted(
@@ -99,6 +105,7 @@ def agree_on_values(here: EagerState, array: Array, type: TensorType, layout: La
     """
     if here.rank.size == 1:
         return 0
+    array = as_numpy(array)
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     digest = zlib.crc32(content.data, zlib.crc32(f"{type} {layout}".encode()))
     with scope.lock():
@@ -161,5 +168,5 @@ def _gathered(here: EagerState, x: TensorBase, what: str) -> Array:
         if here.rank.size > 1:
             same = x.tensor_type, x.layout, x.layout
             agree(here, here.rank.comm, _digest(here, *same, x._provenance), _described(here, what, *same, x._provenance))
-        return x.array.copy()  # a write on one rank must not reach the shared copies
+        return as_numpy(x.array).copy() if isinstance(x.array, np.ndarray) else as_numpy(x.array)  # a write on one rank must not reach the copies
     return convert_array(here, x.array, x.tensor_type, x.layout, everywhere, what, x._provenance)

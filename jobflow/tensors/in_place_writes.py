@@ -13,10 +13,12 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
+from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import ViewOp, apply
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
+from jobflow.tensors.gpus import fill, gpu_of
 from jobflow.tensors.state import EagerState, building_now, mixed
 from jobflow.tensors.tape import Gradients, follow, record, stand_at
 from jobflow.tensors.tensor import TensorBase, own
@@ -47,7 +49,12 @@ def add_into(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> N
             f"{what} at {user_line()}: the gradient {value.tensor_type} cannot be added to grad, which is {x.tensor_type}; set grad = None first"
         )
     array = own(x, what)
-    np.add(array, value.array, out=array)
+    gpu = gpu_of(array)
+    if gpu is None:
+        np.add(array, value.array, out=array)
+    else:
+        gpu.activate()
+        gpu.calls(Add()).run(None, (array, value.array), (array,))
     written(here, x, value, what)
 
 
@@ -61,7 +68,7 @@ def zero_gradient(x: TensorBase, set_to_none: bool) -> None:
     if set_to_none or gradient is None:
         x._gradient = None
     else:
-        own(gradient, "zero_grad").fill(0)
+        fill(own(gradient, "zero_grad"), 0)
         gradient.wrote()
         gradient._needs_gradient, gradient.node, gradient.index = False, None, 0
 

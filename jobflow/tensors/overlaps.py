@@ -9,21 +9,8 @@ from collections.abc import Container, Iterable
 import numpy as np
 
 from jobflow.core.types import Array
+from jobflow.tensors.gpus import byte_bounds as bounds
 from jobflow.tensors.tensor import TensorBase
-
-
-def bounds(array: Array) -> tuple[int, int]:
-    """Return the addresses of the first byte of the elements, and of the byte after the last."""
-    if not array.size:
-        return 0, 0
-    first: int = array.__array_interface__["data"][0]
-    last = first + array.itemsize
-    for step, n in zip(array.strides, array.shape, strict=True):
-        if step < 0:
-            first += step * (n - 1)
-        else:
-            last += step * (n - 1)
-    return first, last
 
 
 def overlap(tensors: Iterable[TensorBase], written: Container[int]) -> tuple[TensorBase, TensorBase] | None:
@@ -52,7 +39,8 @@ def is_shared(x: TensorBase) -> bool:
         own.append(id(getattr(owner, "_array", None)))
     memory: object = x
     while (now := getattr(memory, name, None)) is not None:
-        if not isinstance(now, np.ndarray) or sys.getrefcount(now) > 3 + own.count(id(now)):  # also the reference of `now`
+        is_array = isinstance(now, np.ndarray) or hasattr(now, "device")
+        if not is_array or sys.getrefcount(now) > 3 + own.count(id(now)):  # also the reference of `now`
             return True
         memory, name = now, "base"
         del now

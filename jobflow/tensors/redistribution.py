@@ -30,6 +30,8 @@ from jobflow.ops.scalar import Scale
 from jobflow.tensors.backward import RedistributeGradient, gradient_layout, redistributed_gradient
 from jobflow.tensors.collectives import everywhere, stacked
 from jobflow.tensors.convert import ELEMENTS, agree, agree_on_values, convert, convert_array, empty
+from jobflow.tensors.device_copies import moved
+from jobflow.tensors.gpus import EagerGpu, duplicate, gpu_of, in_rows, on_device, placed
 from jobflow.tensors.run import prepared, recorder
 from jobflow.tensors.state import EagerState, mixed
 from jobflow.tensors.tape import Gradients, record
@@ -84,10 +86,10 @@ def local_to_global(here: EagerState, x: T, target: Layout, *, check: bool = Tru
 def _local_to_global(here: EagerState, x: T, target: Layout, check: bool, copy: bool) -> T:
     type = logical_type(here, x, target) if check else _assumed_type(x, target)
     inside = here.rank.index in target.placement.ranks
-    array = (x.array.copy() if copy else x.array) if inside else empty(type)
-    array = np.asarray(array, order="C")
+    array = placed(here, in_rows(duplicate(x.array) if copy else x.array), target) if inside else empty(type)
     if any(isinstance(sbp, Broadcast) for sbp in target.sbp) and target.placement.size > 1:
         array = _first_copy(here, array, type, target)
+        array = placed(here, array, target) if inside else array
     output = TensorBase.new(type, target, array)
     if array is x.array:
         shows(x, output)
@@ -95,7 +97,7 @@ def _local_to_global(here: EagerState, x: T, target: Layout, check: bool, copy: 
     output._provenance = mixed(here.entered, zlib.crc32(f"{type} {target}".encode()))
     here.collective_log(target.placement).add(output._provenance, f"to_global of a local tensor: {type} {target}")
     if here.grad_enabled and x._needs_gradient:
-        record("to_global", (x,), (output,), _ToGlobalGradient(here, target, x.tensor_type))
+        record("to_global", (x,), (output,), _ToGlobalGradient(here, target, x.tensor_type, gpu_of(x.array)))
     return output
 
 
@@ -108,13 +110,13 @@ def equal_to_global(here: EagerState, x: T, target: Layout, what: str) -> T:
     if x.traced is not None or here.building is not None:
         return recorder(here, what).replicate(x, target, what)
     provenance = agree_on_equal(here, x, target, what)
-    array = np.asarray(x.array, order="C") if here.rank.index in target.placement.ranks else empty(x.tensor_type)
+    array = placed(here, in_rows(x.array), target) if here.rank.index in target.placement.ranks else empty(x.tensor_type)
     output = TensorBase.new(x.tensor_type, target, array)
     output._provenance = provenance
     if array is x.array:
         shows(x, output)
     if here.grad_enabled and x._needs_gradient:
-        record("to_global", (x,), (output,), _EqualGradient(here, target))
+        record("to_global", (x,), (output,), _EqualGradient(here, target, gpu_of(x.array)))
     return output
 
 
@@ -133,12 +135,14 @@ class _EqualGradient:
 
     here: EagerState
     layout: Layout
+    #: the GPU of the local tensor, or None
+    gpu: EagerGpu | None
 
     def __call__(self, saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
-        array = convert(self.here, gradient, everywhere(self.here, B), "a gradient").copy()
-        result = TensorBase.new(gradient.tensor_type, None, array)
+        array = on_device(self.gpu, convert(self.here, gradient, everywhere(self.here, B), "a gradient"))
+        result = TensorBase.new(gradient.tensor_type, None, duplicate(array) if array is gradient.array else array)
         if self.here.grad_enabled and gradient._needs_gradient:
             record("to_local", (gradient,), (result,), _EqualLocalGradient(self.here, self.layout))
         return (result,)
@@ -229,11 +233,15 @@ class _ToGlobalGradient:
     here: EagerState
     layout: Layout
     local: TensorType
+    #: the GPU of the local tensor, or None
+    gpu: EagerGpu | None
 
     def __call__(self, saved: Sequence[TensorBase], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
         piece = to_local(self.here, redistributed_gradient(self.here, gradient, gradient_layout(self.layout)))
+        if self.here.gpus and gpu_of(piece.array) is not self.gpu:
+            piece = moved(self.here, piece, self.gpu, None)
         rank, placement = self.here.rank.index, self.layout.placement
         if rank not in placement.ranks:  # zeros computed from the piece, so that all ranks record the same second gradients
             zeros: TensorBase = apply(BroadcastTo(self.local.shape), apply(SumTo(()), piece))
@@ -246,7 +254,7 @@ class _ToGlobalGradient:
 def to_local(here: EagerState, x: T, *, copy: bool = False) -> T:
     """Return this rank's piece of a global tensor as a local tensor, which shares the memory of the piece unless `copy` is True."""
     check_current(x)
-    piece = x.array.copy() if copy else x.array
+    piece = duplicate(x.array) if copy else x.array
     output = TensorBase.new(x.tensor_type.with_shape(tuple(piece.shape)), None, piece)
     if not copy:
         x.shares(output)
@@ -266,8 +274,8 @@ class _ToLocalGradient:
         (gradient,) = gradients
         assert gradient is not None
         back = Layout(self.layout.placement, tuple(map(dual, self.layout.sbp)))
-        array = gradient.array if self.here.rank.index in back.placement.ranks else empty(self.type)
+        array = placed(self.here, gradient.array, back) if self.here.rank.index in back.placement.ranks else empty(self.type)
         result = TensorBase.new(self.type, back, array)
         if self.here.grad_enabled and gradient._needs_gradient:
-            record("to_global", (gradient,), (result,), _ToGlobalGradient(self.here, back, gradient.tensor_type))
+            record("to_global", (gradient,), (result,), _ToGlobalGradient(self.here, back, gradient.tensor_type, gpu_of(gradient.array)))
         return (result,)

@@ -33,6 +33,8 @@ from jobflow.ops.scalar import Cast
 from jobflow.runtime.buffer_pool import POOL
 from jobflow.runtime.failed_assertions import FailedAssertion, located, raise_first
 from jobflow.tensors.convert import agree, convert, done, empty
+from jobflow.tensors.device_copies import on_one_device
+from jobflow.tensors.gpus import EagerGpu, gpu_of, gpu_of_layout, gpu_of_operation, write
 from jobflow.tensors.program_recorder import symbolic_strides
 from jobflow.tensors.state import EagerState, Generator, mixed, state
 from jobflow.tensors.tape import OpGradient, follow, record_op
@@ -57,6 +59,8 @@ class Prepared:
     layouts: tuple[Layout | None, ...]
     #: the placement; None for local tensors
     placement: Placement | None = None
+    #: the placement, or the GPU of local tensors; None for local tensors on the host
+    anchor: Placement | EagerGpu | None = None
     #: a description and its digest, which ranks compare
     text: str = ""
     digest: int = 0
@@ -119,9 +123,11 @@ def recorder(here: EagerState, what: str) -> Any:
 
 def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: bool) -> tuple[TensorBase, ...]:
     """Run an operation eagerly, and return its outputs; record it for backward if `records` is True and an input requires gradients."""
+    if here.gpus:
+        inputs = on_one_device(here, op, inputs)
     plan = prepared(here, op, inputs)
     if plan.decomposed:
-        with scope.using(interpreter=Running(here, plan.placement, records), autocast=None):
+        with scope.using(interpreter=Running(here, plan.anchor, records), autocast=None):
             results = op.decompose(*inputs)
         return tuple(results)  # type: ignore[arg-type]
     outputs = execute(here, plan, op, inputs)
@@ -133,7 +139,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: boo
         if outputs[0]._storage is not None:  # only views have a storage here
             outputs[0].base, outputs[0]._synced_version = (inputs[0], op), inputs[0].version
         if any(x._needs_gradient if x.base is None else follow(x) for x in inputs):
-            record_op(op, plan.placement, plan.gradients, inputs, outputs)
+            record_op(op, plan.anchor, plan.gradients, inputs, outputs)
     return outputs
 
 
@@ -147,12 +153,19 @@ def _needs_redistribution(plan: Prepared, x: TensorBase) -> bool:
 
 def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
     key = (op, *[part for x in inputs for part in (x.tensor_type.shape, x.tensor_type.dtype, x.layout)])
-    plan: Prepared | None = here.prepared.get(key)
-    if plan is None:
-        if len(here.prepared) >= MAX_PREPARED:  # a program may call operations with new numbers as attributes without end
-            here.prepared.clear()
+    known, gpu = here.prepared, None
+    if here.gpus:
         try:
-            plan = here.prepared[key] = prepare(here, op, inputs)
+            gpu = gpu_of_operation(op, [getattr(x, "_array", None) for x in inputs])
+        except JobflowError as error:
+            raise with_line(error, op) from None
+        known = known if gpu is None else gpu.prepared
+    plan: Prepared | None = known.get(key)
+    if plan is None:
+        if len(known) >= MAX_PREPARED:  # a program may call operations with new numbers as attributes without end
+            known.clear()
+        try:
+            plan = known[key] = prepare(here, op, inputs, gpu)
         except JobflowError as error:
             raise with_line(error, op) from None
     return plan
@@ -174,10 +187,12 @@ def with_line(error: JobflowError, op: Op | None = None, function: str = "") -> 
     return error if op is None else type(error)(f"{called or op.word()}{at} {error}")
 
 
-def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
+def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase], gpu: EagerGpu | None) -> Prepared:
     """Choose the layouts and kernels of an operation; raise PlacementError or SbpError if it does not accept the layouts of the inputs."""
     types = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
     placement = common_placement(op, inputs)
+    if gpu is not None and isinstance(op, Chain) and any(isinstance(step.op, RuntimeAssertion) for step in op.steps):
+        return Prepared(op, types, types, (), (), anchor=gpu, decomposed=True)
     if placement is None:
         return Prepared(
             op,
@@ -185,8 +200,9 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
             types,
             (None,) * len(inputs),
             (None,) * len(types),
-            calls=eager_calls(op, target(), [x.tensor_type for x in inputs], types),
-            allocators=tuple(map(POOL.allocator, types)),
+            anchor=gpu,
+            calls=calls_on(gpu, op, [x.tensor_type for x in inputs], types),
+            allocators=tuple(map(POOL.allocator if gpu is None else gpu.allocator, types)),
         )
     from jobflow.compiler.layouts.choose import Case, Operand, choose  # local tensors need no layouts
     from jobflow.compiler.rank.local import on_rank
@@ -199,16 +215,16 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
     if choice.unmet is not None:
         raise SbpError(f"{op.word()}: no signature accepts {', '.join(map(str, layouts))}; redistribute the inputs with to_global")
     if choice.stuck and type(op).decompose is not Op.decompose:
-        return Prepared(op, types, types, (), (), placement, text, digest, decomposed=True)
+        return Prepared(op, types, types, (), (), placement, placement, text, digest, decomposed=True)
     reads = tuple(Layout(placement, choice.input(i)) for i in range(len(inputs)))
     output_layouts = tuple(Layout(placement, choice.output(i)) for i in range(len(types)))
     input_layouts = tuple(None if placement.size == 1 or read == layout else read for read, layout in zip(reads, layouts, strict=True))
     rank, redistributes = here.rank.index, any(want is not None for want in input_layouts)
     if rank not in placement.ranks:
-        return Prepared(None, types, (), input_layouts, output_layouts, placement, text, digest, redistributes=redistributes)
+        return Prepared(None, types, (), input_layouts, output_layouts, placement, placement, text, digest, redistributes=redistributes)
     read = [(x.tensor_type, layout.box(x.tensor_type.shape, rank)) for x, layout in zip(inputs, reads, strict=True)]
     local, pieces = on_rank(op, rank, read, [(type, layout.box(type.shape, rank)) for type, layout in zip(types, output_layouts, strict=True)])
-    calls = eager_calls(local, target(), [type.with_shape(box.shape) for type, box in read], pieces)
+    calls = calls_on(gpu, local, [type.with_shape(box.shape) for type, box in read], pieces)
     return Prepared(
         local,
         types,
@@ -216,12 +232,18 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
         input_layouts,
         output_layouts,
         placement,
+        placement,
         text,
         digest,
         redistributes=redistributes,
         calls=calls,
-        allocators=tuple(map(POOL.allocator, pieces)),
+        allocators=tuple(map(POOL.allocator if gpu is None else gpu.allocator, pieces)),
     )
+
+
+def calls_on(gpu: EagerGpu | None, op: Op, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> Any:
+    """Return an object that runs an operation on arrays of these types, on a GPU or on the host."""
+    return eager_calls(op, target(), inputs, outputs) if gpu is None else gpu.calls(op)
 
 
 def target() -> Target:
@@ -299,7 +321,7 @@ def _pieces(here: EagerState, plan: Prepared, inputs: Sequence[TensorBase], look
             if shares:
                 inputs[0].shares(output)
             return (output,)
-    if isinstance(op, RuntimeAssertion):
+    if isinstance(op, RuntimeAssertion) and (plan.placement is not None or isinstance(arrays[0], np.ndarray)):
         results = run_assertion(here, plan, op, arrays)
     else:
         results = [allocate() for allocate in plan.allocators]
@@ -314,12 +336,15 @@ def run_assertion(here: EagerState, plan: Prepared, op: RuntimeAssertion, arrays
     """
     refused: FailedAssertion | None = None
     results: list[Array] = []
+    layout, gpu = plan.layouts[0], gpu_of(arrays[0])
+    alone = layout is None or layout.is_whole
     try:
-        results = compute(here, op, arrays, plan.pieces)
+        results = compute(here, op, arrays, plan.pieces, gpu)
+        if gpu is not None and not alone:
+            gpu.synchronize()
     except JobflowError as error:
-        refused = FailedAssertion(0, here.rank.index, type(error), located(error, user_line()))
-    layout = plan.layouts[0]
-    if layout is None or layout.is_whole:
+        refused = FailedAssertion(0, here.rank.index, type(error), located(error, user_line()) if gpu is None else str(error))
+    if layout is None or alone:
         raise_first([refused])
         return results
     comm = here.rank.comm.group(layout.placement.ranks)
@@ -336,8 +361,10 @@ def view_of(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
         return None
 
 
-def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType]) -> list[Array]:
-    """Run an operation on arrays of this rank, and return the results as new arrays of the given types."""
+def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType], gpu: EagerGpu | None = None) -> list[Array]:
+    """Run an operation on arrays of this rank, on a GPU or on the host, and return the results as new arrays of the given types."""
+    if gpu is not None:
+        return gpu.compute(op, arrays, types)
     outputs = [POOL.allocator(type)() for type in types]
     EagerCalls(op, partial(registry.bind, op, CPU)).run(here.own.device, arrays, outputs)
     return outputs
@@ -356,6 +383,8 @@ def update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) ->
 
 
 def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -> None:
+    if here.gpus:
+        inputs = on_one_device(here, op, inputs)
     plan = prepared(here, op, inputs)
     for x in inputs:
         check_current(x)
@@ -383,16 +412,16 @@ def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -
         if want is not None:  # the operation reads the whole tensor; each rank stores its piece of the result
             if not want.is_whole or x.layout is None or x.layout.is_partial:
                 raise PlanError(f"{op.word()}: the overwritten tensor has layout {x.layout} but is read as {want}; redistribute it first (to_global)")
-            own(x, what)[...] = arrays[i][x.layout.box(x.tensor_type.shape, here.rank.index).slices]
+            write(own(x, what), arrays[i][x.layout.box(x.tensor_type.shape, here.rank.index).slices])
 
 
 # -------------------------------------------------------------------- sources
 
 
-def source(op: Op, layout: Layout | None, generator: Generator | None = None) -> Any:
+def source(op: Op, layout: Layout | None, generator: Generator | None = None, gpu: EagerGpu | None = None) -> Any:
     """Return the output of an operation without inputs, or of a random operation; the tensor is global if `layout` is set.
 
-    A random operation advances `generator`.
+    A random operation advances `generator`.  A local tensor is on `gpu`, or on the host for None.
     """
     now = scope.current()
     here: EagerState = now.root.eager or state()
@@ -402,7 +431,7 @@ def source(op: Op, layout: Layout | None, generator: Generator | None = None) ->
     (type,) = types_tuple(op.infer(*(() if counter is None else (TensorType((1,), int64),))))
     arrays = [] if counter is None else [np.array([counter])]
     if layout is None:
-        return TensorBase.new(type, None, compute(here, op, arrays, (type,))[0])
+        return TensorBase.new(type, None, compute(here, op, arrays, (type,), gpu)[0])
     about = f"{type} {layout}{'' if counter is None else f', draw {counter}'}"
     provenance = zlib.crc32(f"{op!r} {about}".encode())
     with scope.lock():
@@ -418,7 +447,7 @@ def _source_piece(here: EagerState, op: Op, type: TensorType, layout: Layout, ar
         return empty(type)
     box = layout.box(type.shape, rank)
     local = op.localize((), (box,))
-    (array,) = compute(here, local, arrays, (type.with_shape(box.shape),))
+    (array,) = compute(here, local, arrays, (type.with_shape(box.shape),), gpu_of_layout(here, layout))
     return addend(array, layout, rank)
 
 
@@ -434,6 +463,11 @@ def addend(array: Array, layout: Layout, rank: int) -> Array:
     return array
 
 
+def constant_source(op: Op, where: Placement | EagerGpu | None) -> Any:
+    """Return the output of an operation without inputs, broadcast on a placement, or local on a GPU or the host."""
+    return source(op, Layout(where, (B,) * len(where.mesh))) if isinstance(where, Placement) else source(op, None, gpu=where)
+
+
 # -------------------------------------------------------------------- gradients
 
 
@@ -442,8 +476,9 @@ class Running:
 
     takes_tensors = True
 
-    def __init__(self, here: EagerState, placement: Placement | None, records: bool) -> None:
+    def __init__(self, here: EagerState, placement: Placement | EagerGpu | None, records: bool) -> None:
         self.here = here
+        #: the placement of constants, or the GPU of local constants
         self.placement = placement
         self.records = records
         #: True if gradient programs may run as chains of fused operations
@@ -458,7 +493,6 @@ class Running:
 
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[TensorBase, ...]:
         if not inputs:
-            where = self.placement
-            return (source(op, None if where is None else Layout(where, (B,) * len(where.mesh))),)
+            return (constant_source(op, self.placement),)
         half = scope.current().autocast
         return perform(self.here, op, inputs if half is None else autocasted(half, op, inputs), self.records)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import JobError, user_line
+from jobflow.core.errors import JobError, PlacementError, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array, TensorType
 from jobflow.engine.session import Session
@@ -26,6 +26,7 @@ from jobflow.program.program import state_of
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import World
 from jobflow.tensors.convert import convert_array
+from jobflow.tensors.gpus import device_name, duplicate, gpu_of
 from jobflow.tensors.state import EagerState, state
 from jobflow.tensors.tensor import RemoteMemory, ResidentMemory, TensorBase, attach_memory, has_array, move_memory
 
@@ -66,7 +67,7 @@ def adopt_layout(here: EagerState, x: TensorBase, lies: Layout, what: str) -> bo
     if x.layout is None or x.layout == lies:
         return False
     before = x.layout if x._storage is None else x._storage.before or x.layout
-    x.array, x.layout = convert_array(here, x.array, x.tensor_type, x.layout, lies, what).copy(), lies
+    x.array, x.layout = duplicate(convert_array(here, x.array, x.tensor_type, x.layout, lies, what)), lies
     x._storage = None
     x.memory.before = before
     return True
@@ -109,6 +110,11 @@ class SessionTensors:
 
     def _check(self, variable: Variable, x: TensorBase) -> None:
         """Raise JobError in a program with several clients if the tensor is local but its variable is not whole on every rank."""
+        if gpu_of(x.array) is not None:
+            raise PlacementError(
+                f"variable {variable.name!r} at {user_line()}: the module is on {device_name(x.array)}, but a job receives its parameters from "
+                f"the host; call module.cpu() before the job, or train with an nn.Graph"
+            )
         world = self._world
         if not world.multi or x.layout is not None:
             return

@@ -98,8 +98,12 @@ class EagerState:
         self.process_group: str | None = None
         #: device of tensors created without `device=` and `placement=`; None is the host
         self.default_device: Any = None
-        #: index of the device "cuda" without an index; None is the rank
+        #: index of the device "cuda" without an index; None is the GPU of the rank
         self.cuda_index: int | None = None
+        #: the number of GPUs that this process can use; None before the first request: see gpus.py
+        self.gpu_count: int | None = None
+        #: the GPUs that tensors use, by index: see gpus.py
+        self.gpus: dict[int, Any] = {}
         #: number of the last graph, by class
         self.graphs: dict[str, int] = {}
         #: ranks may create different numbers of random local tensors, but create random global tensors together; without a seed, local
@@ -129,6 +133,8 @@ class EagerState:
             del self.rank
             for prepared in (self.prepared, self.conversions, self.composing, self._collective_logs):
                 prepared.clear()
+            for gpu in self.gpus.values():
+                gpu.prepared.clear()
             self.entered = 0
 
     @property

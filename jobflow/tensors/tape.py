@@ -16,15 +16,17 @@ from typing import Any, TypeAlias
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine, user_line
-from jobflow.core.layout import Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.ops.chain import chained
 from jobflow.ops.derivative import Derivative, derivative
 from jobflow.ops.op import Op
+from jobflow.tensors.gpus import anchor_of
 from jobflow.tensors.tensor import Storage, TensorBase
 
 #: destination of the gradient of an input: (node, index of its output), a leaf, or None
 Edge: TypeAlias = Any
+#: the placement of a global tensor, or the GPU of a local tensor, or None: see gpus.py
+Anchor: TypeAlias = Any
 Gradients = Sequence[Any]
 Hook = Callable[[Any], Any]
 #: number of the run in which a gradient program becomes a chain
@@ -162,7 +164,7 @@ def follow(view: TensorBase) -> bool:
         if not base._needs_gradient:
             view.node = None
         else:
-            record_op(op, None if view.layout is None else view.layout.placement, {}, (base,), (view,))
+            record_op(op, anchor_of(view), {}, (base,), (view,))
     return view._needs_gradient
 
 
@@ -174,8 +176,9 @@ class OpGradient:
 
     __slots__ = ("_best", "_runs", "op", "placement", "program")
 
-    def __init__(self, op: Op, placement: Placement | None, program: Derivative | None = None) -> None:
+    def __init__(self, op: Op, placement: Anchor, program: Derivative | None = None) -> None:
         self.op = op
+        #: the placement, or the GPU of local tensors; None for local tensors on the host
         self.placement = placement
         self.program = program
         self._runs = 0
@@ -216,7 +219,7 @@ def record(
 
 
 def record_op(
-    op: Op, placement: Placement | None, known: dict[tuple[bool, ...], OpGradient], inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]
+    op: Op, placement: Anchor, known: dict[tuple[bool, ...], OpGradient], inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]
 ) -> None:
     """Record an operation; `known` caches gradient programs, by one flag per input: True if the input requires gradients."""
     edges = tuple([edge_of(x) for x in inputs])
@@ -226,7 +229,7 @@ def record_op(
 
 def op_gradient(
     op: Op,
-    placement: Placement | None,
+    placement: Anchor,
     known: dict[tuple[bool, ...], OpGradient],
     inputs: Sequence[TensorBase],
     outputs: Sequence[TensorBase],

@@ -20,6 +20,7 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout, Sbp
 from jobflow.core.types import Array, DType, TensorType
 from jobflow.engine.placements import placement as public_placement
+from jobflow.tensors.gpus import address, array_at, duplicate
 
 if TYPE_CHECKING:
     from jobflow.tensors.tape import TapeNode
@@ -91,7 +92,7 @@ class ResidentMemory:
     def evict(self) -> None:
         """Move the tensors to a copy in memory of this rank alone."""
         if self.copy is None:
-            self.copy = self.array.copy()
+            self.copy = duplicate(self.array)
             self._move(self.array, self.copy)
 
     def readmit(self) -> None:
@@ -104,12 +105,12 @@ class ResidentMemory:
         """Make tensors with elements in `old` use the same part of `new`."""
         bytes_ = new.reshape(-1).view(np.uint8)
         for x, offset in self._tensors_in(old):
-            x.array = np.ndarray(x.array.shape, x.array.dtype, bytes_, offset, x.array.strides)
+            x.array = array_at(bytes_, x.array.shape, x.array.dtype, offset, x.array.strides)
 
     def _tensors_in(self, at: Array) -> Iterator[tuple[TensorBase, int]]:
         """Iterate over the tensors with elements in the array `at`, and their offsets in it, in bytes."""
         for x in list(self.tensors.values()):
-            offset = x.array.ctypes.data - at.ctypes.data
+            offset = address(x.array) - address(at)
             if 0 <= offset < max(at.nbytes, 1):
                 yield x, offset
 
@@ -340,13 +341,13 @@ def lasting_array(x: TensorBase) -> Array:
     """
     resident = None if x._storage is None else x._storage.resident
     if resident is not None and resident.transient:
-        resident._move(resident.array, resident.array.copy())
+        resident._move(resident.array, duplicate(resident.array))
     return x.array
 
 
 def move_memory(x: TensorBase, resident: ResidentMemory) -> None:
     """Make x use the memory `resident` for its elements; views of x that use its old memory are unchanged."""
-    if not has_array(x) or resident.array.ctypes.data != x.array.ctypes.data:
+    if not has_array(x) or address(resident.array) != address(x.array):
         before = x.memory.before
         x._storage = None
         x.memory.before = before
@@ -379,9 +380,11 @@ def check_memory(x: TensorBase, what: str) -> None:
         )
     if x.traced is not None:
         return
-    if not x.array.flags.writeable and (x._storage is None or x._storage.resident is None):
+    on_gpu = not isinstance(x.array, np.ndarray)
+    if not on_gpu and not x.array.flags.writeable and (x._storage is None or x._storage.resident is None):
         raise JobError(f"{what} at {user_line()}: {x.tensor_type} has the memory of a read-only NumPy array; clone() it first")
-    if not x.array.flags.forc and _overlaps_itself(x.array):
+    dense = x.array.flags.c_contiguous or x.array.flags.f_contiguous
+    if not dense and _overlaps_itself(x.array):
         raise JobError(f"{what} at {user_line()}: several elements of the tensor {x.tensor_type} share memory; clone() it first")
 
 
@@ -405,8 +408,9 @@ def _overlaps_itself(array: Array) -> bool:
 def own(x: TensorBase, what: str) -> Array:
     """Return the array of x for writing, in memory of this rank alone.  Raises: JobError as `check_memory` does."""
     check_memory(x, what)
-    if not x.array.flags.writeable and x._storage is not None and x._storage.resident is not None:
-        x._storage.resident.evict()
+    resident = None if x._storage is None else x._storage.resident
+    if resident is not None and isinstance(x.array, np.ndarray) and not x.array.flags.writeable:
+        resident.evict()
     return x.array
 
 

@@ -416,7 +416,9 @@ def session_of(config: TrainConfig) -> Iterator[Session]:
     with scope.using(root=scope.Root(session, environment), interpreter=None, placement=None):
         try:
             session.settings.seed = config.seed
-            setattr(session.settings, "gpu_device_num" if cuda.available() else "cpu_device_num", devices_of(config))
+            kind = config.strategy.device
+            on_gpus = cuda.available() > 0 if kind == "auto" else kind == "cuda"
+            setattr(session.settings, "gpu_device_num" if on_gpus else "cpu_device_num", devices_of(config))
             yield session
         finally:
             session.close()

@@ -23,8 +23,11 @@ from jobflow.nn.compiled.tracing import Tracing
 from jobflow.nn.modules.module import Module
 from jobflow.plan.plan_text import plan_text
 from jobflow.runtime.collection import collection_paused
+from jobflow.tensors.gpus import device_name, gpu_of
 from jobflow.tensors.state import EagerState, state
 
+#: the advice for functions of tensors on GPUs
+FOR_GPUS = "plans of compiled functions run on CPUs; use an nn.Graph"
 #: number of traces that one value may cause before the function runs eagerly
 RETRACES = 8
 #: values of `mode` in PyTorch
@@ -136,6 +139,8 @@ class CompiledFunction:
             if cache.eager:
                 return self.function(*args, **options)
             call, key = self._keyed(cache, args, options)
+            if cache.here.gpus and (on_gpu := next((x for x in call.tensors if gpu_of(x.array) is not None), None)) is not None:
+                return self._eagerly(cache, call, f"the argument {on_gpu.tensor_type} is on {device_name(on_gpu.array)}; {FOR_GPUS}", for_good=True)
             entry, reason = cache.find(key, call)
             if entry is None and cache.objects and (kinds := call.replaced(cache.objects)):
                 cache.by_content |= kinds

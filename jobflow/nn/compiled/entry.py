@@ -21,8 +21,8 @@ from jobflow.nn.compiled.outside import Cut, LaterBackward, Outside, ReleasedBac
 from jobflow.nn.compiled.replay import Replay
 from jobflow.nn.compiled.snapshot import Snapshot, Untraceable
 from jobflow.nn.compiled.tracing import Trace, Tracing
+from jobflow.nn.graph.built import Arguments, Built, Meta
 from jobflow.nn.graph.graph import union
-from jobflow.nn.graph.running import Arguments, Built, Meta
 from jobflow.runtime.collection import collection_paused
 from jobflow.tensors.overlaps import Ranges, overlap
 from jobflow.tensors.run_values import HostList, HostValue, RunResults

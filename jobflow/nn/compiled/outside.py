@@ -22,7 +22,7 @@ from jobflow.graph.ir import Node, Value
 from jobflow.graph.rewrite import needed_nodes
 from jobflow.nn.compiled.step_recorder import StepRecorder
 from jobflow.nn.compiled.traced_tape import TracedSweep
-from jobflow.nn.graph.running import Meta
+from jobflow.nn.graph.built import Meta
 from jobflow.ops.source import Constant, Input, ReadVariable
 from jobflow.tensors.backward import gradient_layout, redistributed_gradient
 from jobflow.tensors.convert import empty

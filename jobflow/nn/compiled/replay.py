@@ -8,11 +8,14 @@ from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import JobError
 from jobflow.core.types import Array, TensorType
 from jobflow.functional.tensor_class import Tensor
-from jobflow.nn.graph.running import Bound, Built, Memory
+from jobflow.nn.graph.built import Built
+from jobflow.nn.graph.running import Bound, Memory
 from jobflow.program.program import state_of
 from jobflow.runtime.interrupts import held
+from jobflow.tensors.gpus import gpu_of
 from jobflow.tensors.state import EagerState
 from jobflow.tensors.tensor import ResidentMemory, attach_memory
 
@@ -65,7 +68,10 @@ class Replay(Bound):
     memory: CompiledMemory
 
     def __init__(self, here: EagerState, built: Built, memory: CompiledMemory, added: Mapping[str, Tensor], created: Mapping[int, Tensor]) -> None:
-        super().__init__(here, built, {}, memory)
+        on_gpu = next((name for name, x in built.tensors.items() if gpu_of(x.array) is not None), None) if here.gpus else None
+        if on_gpu is not None:
+            raise JobError(f"{on_gpu} is on a GPU, and plans of compiled functions run on CPUs; use an nn.Graph")
+        super().__init__(here, built, {}, memory, None)
         #: slots by name of the variable, and by number of the output
         self.added: dict[str, GradientSlot] = {}
         self.shown: dict[int, GradientSlot] = {}

@@ -23,8 +23,8 @@ from jobflow.nn.compiled.pure_code import is_library
 from jobflow.nn.compiled.replay import CompiledMemory
 from jobflow.nn.compiled.snapshot import MISSING, Untraceable, Watched
 from jobflow.nn.compiled.step_recorder import StepRecorder
+from jobflow.nn.graph.built import Meta
 from jobflow.nn.graph.graph import together
-from jobflow.nn.graph.running import Meta
 from jobflow.optim.optimizer import Optimizer
 from jobflow.tensors.host_arrays import numpy_sampling
 from jobflow.tensors.overlaps import overlap

@@ -30,6 +30,7 @@ from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.source import Constant, Input, Literal, ReadVariable
 from jobflow.strategies.data_parallel import zero as Zero
 from jobflow.tensors.convert import agree, empty, shortened
+from jobflow.tensors.gpus import as_numpy, placed
 from jobflow.tensors.program_recorder import ProgramRecorder
 from jobflow.tensors.redistribution import agree_on_equal
 from jobflow.tensors.run import prepared
@@ -220,7 +221,8 @@ class Building(ProgramRecorder[Tensor]):
         counterpart = self._counterparts.get((id(x), target))
         if counterpart is None:
             provenance = agree_on_equal(self.here, x, target, what)
-            array = x.array if self.here.rank.index in target.placement.ranks else empty(x.tensor_type)
+            inside = self.here.rank.index in target.placement.ranks
+            array = placed(self.here, x.array, target) if inside else empty(x.tensor_type)
             counterpart = self._counterparts[id(x), target] = Tensor(x.tensor_type, target, array)
             counterpart._provenance = provenance
         return counterpart
@@ -277,7 +279,7 @@ class Building(ProgramRecorder[Tensor]):
 
     def _guard(self, x: Tensor) -> Array:
         """Return the elements of this rank's piece of x, which every run compares with this copy."""
-        elements = x.array.copy()
+        elements = as_numpy(x.array).copy()
         self.guarded[id(x)] = x, elements
         self.guarded_lines.setdefault(id(x), user_line())
         return elements

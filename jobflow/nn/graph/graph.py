@@ -38,14 +38,17 @@ from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Training
 from jobflow.nn.amp import Scaler
 from jobflow.nn.graph.building import Building
+from jobflow.nn.graph.built import Arguments, Built, Guard, Meta
 from jobflow.nn.graph.graph_optimizers import Added, Steps
 from jobflow.nn.graph.graph_strategies import spread
-from jobflow.nn.graph.running import Arguments, Bound, Built, Guard, Memory, Meta
+from jobflow.nn.graph.running import Bound, Memory
 from jobflow.nn.graph.settings import GraphConfig, GraphModule, ProxyModule
 from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizer import Optimizer
 from jobflow.runtime.collection import collection_paused
+from jobflow.tensors.gpu_ranks import gpu_of_tensors
+from jobflow.tensors.gpus import EagerGpu
 from jobflow.tensors.state import EagerState, state
 from jobflow.tensors.structures import filled, leaves
 
@@ -237,10 +240,16 @@ class Graph:
         built = self._built(here, arguments)
         if self._loads_all:
             self._check_loaded(built)
-        bound = self._bound = Bound(here, built, self._loaded, self._memory)
+        bound = self._bound = Bound(here, built, self._loaded, self._memory, self._gpu(here, built, arguments))
         if self._verbosity is not None:
             print(repr(self) if self._verbosity == 0 else bound.text())
         return bound
+
+    def _gpu(self, here: EagerState, built: Built, arguments: Arguments) -> EagerGpu | None:
+        """Return the GPU that holds the tensors of the graph on this rank; None for the host."""
+        if not here.gpus:
+            return None
+        return gpu_of_tensors(f"{self.name} at {user_line()}", (*arguments.leaves(), *built.tensors.items()))
 
     def _built(self, here: EagerState, arguments: Arguments) -> Built:
         metas = tuple(Meta(name, x.tensor_type, x.layout) for name, x in arguments.leaves())

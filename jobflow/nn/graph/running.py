@@ -6,9 +6,9 @@ from 0.  Tensors of the user's program share memory with the variables of the gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -17,15 +17,15 @@ import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute
 from jobflow.core.cache_folder import choose_cache_folder
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import DivergedError, JobError, SourceLine, user_line
+from jobflow.core.errors import DivergedError, JobError, PlacementError, user_line
 from jobflow.core.layout import Layout, Placement
-from jobflow.core.types import Array, TensorType
+from jobflow.core.types import Array
 from jobflow.engine.session import current_session
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.graph_text import physical_text
-from jobflow.graph.ir import Graph, Value, Variable
+from jobflow.graph.ir import Value, Variable
 from jobflow.kernels.target import target_of
-from jobflow.nn.graph.building import Draw
+from jobflow.nn.graph.built import Arguments, Built, Meta
 from jobflow.nn.parameter import Parameter
 from jobflow.plan.storage import is_common
 from jobflow.program.program import Program, StorageChoice, state_of
@@ -36,69 +36,16 @@ from jobflow.runtime.interrupts import held
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
 from jobflow.tensors.convert import agree, convert_array, done, empty
+from jobflow.tensors.gpu_ranks import rank_on
+from jobflow.tensors.gpus import EagerGpu, address, as_numpy, device_name, duplicate, gpu_of, write
 from jobflow.tensors.overlaps import bounds, is_shared
 from jobflow.tensors.session_tensors import Binding, adopt_layout
 from jobflow.tensors.state import EagerState, mixed
 from jobflow.tensors.structures import filled, form, leaves
 from jobflow.tensors.tensor import ResidentMemory, Storage, TensorBase, move_memory, own
 
-
-@dataclass(frozen=True)
-class Meta:
-    """The name, type and layout of an input or output."""
-
-    name: str
-    type: TensorType
-    layout: Layout | None
-
-    def __str__(self) -> str:
-        return f"{self.type} {'local' if self.layout is None else self.layout}"
-
-
-class Arguments(NamedTuple):
-    """The positional arguments and the keyword arguments of a call."""
-
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-
-    def leaves(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor for each tensor of the call, such as "input0", "input1.0" or a keyword."""
-        for name, x in (*((f"input{i}", x) for i, x in enumerate(self.args)), *self.options.items()):
-            yield from leaves(x, name)
-
-    def __repr__(self) -> str:
-        return repr((*self.args, self.options) if self.options else self.args)
-
-
-@dataclass(frozen=True)
-class Built:
-    """A traced graph, and the random counters, learning rates and schedules that the host updates at every run."""
-
-    name: str
-    graph: Graph
-    inputs: tuple[Meta, ...]
-    #: the arguments and the result of build, with traced tensors
-    arguments: Arguments
-    result: Any
-    tensors: Mapping[str, Tensor]
-    draws: Sequence[Draw]
-    rates: Sequence[Any]
-    schedules: Sequence[Any]
-    #: True if its tensors are local
-    local: bool
-    #: tensors that Python numbers of build depend on
-    guarded: Sequence[Guard] = ()
-
-
-@dataclass(frozen=True)
-class Guard:
-    """A tensor that a Python number of `build` depends on, with its elements and the line that read them."""
-
-    tensor: Tensor
-    elements: bytes
-    where: SourceLine
-    #: the name among the tensors of the graph's modules, if any
-    name: str
+#: alignment in bytes of tensors on a GPU that a graph uses in place
+ALIGNMENT = 256
 
 
 @dataclass
@@ -120,8 +67,10 @@ class Memory:
 class Bound:
     """A graph compiled for one combination of input shapes, and bound to memory and tensors of this rank."""
 
-    def __init__(self, here: EagerState, built: Built, loaded: Mapping[str, Tensor], memory: Memory) -> None:
+    def __init__(self, here: EagerState, built: Built, loaded: Mapping[str, Tensor], memory: Memory, gpu: EagerGpu | None) -> None:
         self.here = here
+        #: the GPU that runs the graph on this rank; None for the host
+        self.gpu = gpu
         self.built = built
         self.memory = memory
         #: the key in the graph's cache
@@ -185,17 +134,19 @@ class Bound:
 
     def _bind(self, loaded: Mapping[str, Tensor]) -> None:
         here, ranks = self.here, self.group.ranks
-        comm, index = here.rank.comm.group(ranks), ranks.index(here.rank.index)
+        comm = here.rank.comm.group(ranks)
         what = self._described()
         agree(here, comm, crc32(what.encode()), lambda: what)
         self._compare(comm)
-        rank = self.memory.rank = self.memory.rank or Rank(index, len(ranks), here.device, comm)
+        rank = self.memory.rank = self.memory.rank or rank_on(here, ranks, self.gpu)
         fresh = self._adopt(state_of(rank), comm)
         storage = StorageChoice(share=current_session().settings.share_variables, copies=True, in_place=True)
         choose_cache_folder(current_session().settings.cache_folder)
         bound = Program(self.physical, storage, target_of(rank.device.tag, self.key[0])).bind(rank)
         self._fill(state_of(rank), fresh, loaded)
         self.executor = bound.executor
+        if self.gpu is not None:  # outputs stay on the GPU
+            self.executor.shown = frozenset(position for position, _ in self.executor.fetches)
         self.comm = comm if bound.plan.schedule or bound.executor.depart is not None else None
 
     def _follow(self, loaded: Mapping[str, Tensor]) -> None:
@@ -249,7 +200,7 @@ class Bound:
         writes = variable.name in self.built.graph.updates
         if resident is not None and x.array is resident.array:
             return resident if resident.ranks in ((), self.group.ranks) and not resident.copies else None
-        if not x.array.flags.c_contiguous or (writes and not x.array.flags.writeable):
+        if not x.array.flags.c_contiguous or (address(x.array) % ALIGNMENT if self.gpu is not None else writes and not x.array.flags.writeable):
             return None
         if is_shared(x):
             return ResidentMemory(x.array, x.array.reshape(-1).view(np.uint8), 0)
@@ -271,7 +222,7 @@ class Bound:
             x = self.built.tensors.get(variable.name)
             piece = pieces.get(variable.name) if x is None else self._piece(x, variable)
             if piece is not None:
-                state.write(variable.name, piece)
+                write(state.array(variable.name), piece)
 
     def _check_stored(self, stored: Variable, variable: Variable) -> None:
         if (stored.type, stored.layout) != (variable.type, variable.layout):
@@ -348,7 +299,7 @@ class Bound:
     def _check_guarded(self) -> None:
         """Raise JobError if a Python number of `build` depends on a tensor whose elements have changed."""
         for guard in self.built.guarded:
-            if guard.tensor.array.tobytes() != guard.elements:
+            if as_numpy(guard.tensor.array).tobytes() != guard.elements:
                 tensor = f"the tensor {guard.name} {guard.tensor.tensor_type}" if guard.name else f"a tensor {guard.tensor.tensor_type}"
                 raise JobError(
                     f"{self.built.name} at {user_line()}: build read the elements of {tensor} at {guard.where}, and they have changed since; create "
@@ -365,6 +316,8 @@ class Bound:
 
     def run_once(self, tensors: Sequence[Tensor]) -> tuple[int, dict[int, Array]]:
         """Run the program; return the provenance of the first output, and this rank's pieces of the outputs by position."""
+        if self.here.gpus:
+            self._check_devices(tensors)
         arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, tensors, strict=True)}
         for draw in self.built.draws:
             draw.array[0] = draw.generator.next()
@@ -374,9 +327,11 @@ class Bound:
             return provenance, {}
         copied = [*self.copied, *self._copy_back(moved)] if moved else self.copied
         for x, array, _ in copied:
-            np.copyto(array, x.array)
+            write(array, x.array)
         try:
             outputs = dict(self.executor.run({**arrays, **self.constant}))
+            if self.gpu is not None:
+                outputs = {position: duplicate(view) for position, view in self.executor.fetches}
         except BaseException:
             for draw in self.built.draws:
                 draw.generator.draws -= 1
@@ -385,9 +340,20 @@ class Bound:
             storage.version += 1
         for x, array, is_written in copied:
             if is_written:
-                np.copyto(own(x, self.built.name), array)
+                write(own(x, self.built.name), array)
                 x.wrote()
         return provenance, outputs
+
+    def _check_devices(self, tensors: Sequence[Tensor]) -> None:
+        """Raise PlacementError if an input is not on the device of the graph; make the GPU of the graph the current one."""
+        for meta, x in zip(self.built.inputs, tensors, strict=True):
+            if gpu_of(x.array) is not self.gpu and (x.layout is None or x.array.size):
+                raise PlacementError(
+                    f"{self.built.name} at {user_line()}: {meta.name} {meta} is on {device_name(x.array)}, but the graph runs on "
+                    f"{self.gpu or 'cpu'}; move the input with x.to(device)"
+                )
+        if self.gpu is not None:
+            self.gpu.activate()
 
     def has_strays(self) -> bool:
         """Return True if a tensor is not in the memory of its variable."""
@@ -428,7 +394,7 @@ class Bound:
             if changed := binding.changed("when the graph was compiled"):
                 raise JobError(f"{self.built.name} at {user_line()}: {changed}; create another graph")
             if not resident.ranks and len(resident.tensors) > 1:  # views of the memory from before an assignment to `data`
-                resident._move(resident.array, resident.array.copy())
+                resident._move(resident.array, duplicate(resident.array))
             if not resident.ranks and is_shared(binding.tensor):
                 staying.append((binding.tensor, resident.array, binding.variable.name in self.built.graph.updates))
                 continue
@@ -437,7 +403,7 @@ class Bound:
                 if resident.ranks:
                     assert self.memory.rank is not None
                     target = state_of(self.memory.rank).array(binding.variable.name)
-                target[...] = binding.tensor.array
+                write(target, binding.tensor.array)
             binding.readmit()
         if any(resident.ranks for _, resident in moved):
             self.peers.barrier()
@@ -494,5 +460,5 @@ class Bound:
         """Return a tensor with a copy of the value of a variable; a rank that does not store the variable gets an empty piece."""
         variable = self.physical.graph.variables[name]
         state = None if self.memory.rank is None else state_of(self.memory.rank)
-        array = empty(variable.type) if state is None or name not in state.slots else state.read(name)
-        return Tensor(variable.type, None if self.built.local else self.world(variable), np.array(array))
+        array = empty(variable.type) if state is None or name not in state.slots else duplicate(state.array(name))
+        return Tensor(variable.type, None if self.built.local else self.world(variable), array)

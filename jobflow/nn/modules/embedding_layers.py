@@ -13,6 +13,7 @@ from jobflow.nn import init
 from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.module import Module
 from jobflow.nn.parameter import Parameter
+from jobflow.tensors.gpus import fill
 from jobflow.tensors.state import state
 from jobflow.tensors.tensor import own
 
@@ -26,7 +27,7 @@ def _zero_row(table: Tensor, row: int) -> None:
         rank = state().rank.index
         first = table.layout.box(table.tensor_type.shape, rank).start[0] if rank in table.layout.placement.ranks else 0
     if 0 <= row - first < table.array.shape[0]:
-        own(table, "Embedding")[row - first] = 0
+        fill(own(table, "Embedding")[row - first], 0)
         table.wrote()
 
 

@@ -434,7 +434,7 @@ class Module:
     def cuda(self, device: Any = None) -> Self:
         """Move parameters and buffers to a GPU, by default the GPU of this rank, and return the module.
 
-        Without a GPU, parameters and buffers remain in host memory. Raises: PlacementError if there is a GPU, because only jobs run on GPUs.
+        Without a GPU, parameters and buffers remain in host memory. Raises: PlacementError for a GPU that does not exist.
         """
         return self.to("cuda" if device is None else device)
 

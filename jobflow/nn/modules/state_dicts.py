@@ -16,6 +16,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.lazy_parameters import is_lazy
 from jobflow.nn.parameter import Parameter
 from jobflow.tensors import redistribution
+from jobflow.tensors.gpus import write
 from jobflow.tensors.parameters import described
 from jobflow.tensors.state import EagerState, building_now, gradients, refuse_tracing, state
 from jobflow.tensors.tensor import own
@@ -161,5 +162,5 @@ def take(here: EagerState, x: Tensor, value: Any) -> None:
     value = cast(value, x.tensor_type.dtype)
     if x.layout is not None:
         value = redistribution.redistribute(here, value, x.layout)
-    own(x, "load_state_dict")[...] = value.array
+    write(own(x, "load_state_dict"), value.array)
     x.wrote()

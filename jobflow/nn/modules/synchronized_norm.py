@@ -16,6 +16,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.checked_layers import check_layers
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.norm_layers import _BatchNorm
+from jobflow.tensors.gpus import gpu_of, on_device
 from jobflow.tensors.state import building_now, running
 
 __all__ = ["SyncBatchNorm"]
@@ -27,7 +28,10 @@ class _SumOverRanks(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: tuple[int, ...]) -> Tensor:
         ctx.ranks = ranks
-        return Tensor(x.tensor_type, None, Group("SyncBatchNorm", ranks).reduced(x.array, "sum"))
+        total = Group("SyncBatchNorm", ranks).reduced(x.array, "sum")
+        result = Tensor(x.tensor_type, None, on_device(gpu_of(x.array), total))
+        result._device = x._device
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -185,6 +185,10 @@ class Strategy(Section):
         Count | Literal["all"],
         key("number of ranks; all: those of mpiexec, else data x tensor x pipeline", "gpus num_gpus world_size num_devices device_num ranks"),
     ] = "all"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        key("kind of device; cuda: GPUs, or CPUs with a notice if there is no GPU; auto: GPUs if there are any", "accelerator"),
+    ] = "auto"
     data: Annotated[Count | None, key("number of parts of the batch; null: devices / (tensor x pipeline)", "dp data_parallel")] = None
     tensor: Annotated[Count, key("number of parts of each layer", "tp tensor_parallel model_parallel")] = 1
     pipeline: Annotated[Count, key("number of groups of ranks in the pipeline, each with some of the layers", "pp pipeline_parallel num_stages")] = 1

@@ -13,6 +13,7 @@ from jobflow.core.types import Array, bool_, dtype_of, float32, int64, type_of
 from jobflow.data.conversion import converted, is_number
 from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.slices import Concat
+from jobflow.tensors.gpus import as_numpy
 from jobflow.tensors.run import run
 
 ADVICE = "convert it, or pass collate_fn="
@@ -117,7 +118,7 @@ def _joined(samples: Sequence[Any], entry: str) -> Any:
 
 def _stacked(samples: Sequence[Any], entry: str) -> Array:
     """Convert numbers and arrays to their common type, and stack them along a new first axis."""
-    arrays = [x.array if isinstance(x, Tensor) else np.asarray(x) for x in samples]
+    arrays = [as_numpy(x.array) if isinstance(x, Tensor) else np.asarray(x) for x in samples]
     for row, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             text = f"the samples of a batch have the shapes {arrays[0].shape} and {array.shape}; pad them, or pass collate_fn="

@@ -15,7 +15,10 @@ from jobflow.data.ahead import END, Pending, Pool, Reading
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.waiting import Coming, numbered, one_by_one
 from jobflow.functional.sampling import Generator
-from jobflow.tensors.state import refuse_tracing
+from jobflow.functional.tensor_class import Tensor
+from jobflow.tensors.gpus import EagerGpu, gpu_of, open_gpu
+from jobflow.tensors.state import refuse_tracing, state
+from jobflow.tensors.structures import replaced
 from jobflow.utils.data import checks
 from jobflow.utils.data.collate import as_tensor, default_collate, default_convert
 from jobflow.utils.data.dataset import IterableDataset
@@ -33,8 +36,9 @@ class DataLoader:
     `IterableDataset`, which must yield the worker's part.  Other iterables have one worker.
     The iteration raises an error of a worker in place of the batch that the worker read.  `generator` determines the order of `shuffle` and the
     seeds of the workers.  With a `timeout`, a batch that takes a worker more seconds raises DataError.
-    The workers share the memory of the program, so `pin_memory`, `pin_memory_device`, `persistent_workers` and `multiprocessing_context` have no
-    effect; batches are always `in_order`.
+    With `pin_memory` and a GPU, the tensors of batches are in page-locked memory, from which to("cuda", non_blocking=True) copies without waiting.
+    The workers share the memory of the program, so `pin_memory_device`, `persistent_workers` and `multiprocessing_context` have no effect; batches
+    are always `in_order`.
     Raises: ArgumentError for arguments that contradict each other or are out of range, and for an object that is not a dataset.
 
     Examples:
@@ -93,6 +97,8 @@ class DataLoader:
         self.batch_sampler = batch_sampler
         if batch_sampler is None and batch_size is not None and not self.streams:
             self.batch_sampler = BatchSampler(self.sampler, batch_size, drop_last)
+        #: the GPU that copies the batches, with `pin_memory`
+        self._gpu: EagerGpu | None = None
         #: number of started epochs, for datasets whose samples differ between epochs
         self._begun = 0
         self.collate_fn = collate_fn or (default_collate if self.batch_sampler is not None or batch_size is not None else default_convert)
@@ -109,6 +115,7 @@ class DataLoader:
         refuse_tracing("DataLoader", "data cannot be read", "pass batches as arguments")
         epoch = getattr(self.sampler, "epoch", self._begun)
         self._begun += 1
+        self._gpu = open_gpu(state(), None, f"DataLoader at {user_line()}") if self.pin_memory else None
         numbers = None if self.streams else iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
         several = numbers is not None or isinstance(self.dataset, IterableDataset)
         threads = self.num_workers if several else min(self.num_workers, 1)
@@ -140,13 +147,13 @@ class DataLoader:
 
     def _read(self, numbers: Any, epoch: int, dataset: Any) -> Any:
         if self.batch_sampler is None:
-            return self.collate_fn(dataset[numbers])
+            return self._pinned(self.collate_fn(dataset[numbers]))
         if isinstance(dataset, Samples) and self.collate_fn is default_collate:  # these datasets read many samples faster in one call
-            return {name: as_tensor(rows) for name, rows in dataset.read(numbers, epoch).items()}
+            return self._pinned({name: as_tensor(rows) for name, rows in dataset.read(numbers, epoch).items()})
         several = getattr(dataset, "__getitems__", None)
         samples = several(numbers) if several else [dataset[number] for _, number in one_by_one(numbers, "sample {}".format)]
         try:
-            return self.collate_fn(samples)
+            return self._pinned(self.collate_fn(samples))
         except ArgumentError as error:
             if error.row is not None:
                 error.args = (f"{error}; it is sample {numbers[error.row]} of the dataset {type(dataset).__name__}",)
@@ -154,7 +161,20 @@ class DataLoader:
 
     def _batches(self, epoch: int, dataset: Any) -> Iterator[Any]:
         samples = iter(dataset.samples(epoch) if isinstance(dataset, Stream) else dataset)
-        return map(self.collate_fn, samples if self.batch_size is None else batched(samples, self.batch_size, self.drop_last))
+        batches = map(self.collate_fn, samples if self.batch_size is None else batched(samples, self.batch_size, self.drop_last))
+        return batches if self._gpu is None else map(self._pinned, batches)
+
+    def _pinned(self, batch: Any) -> Any:
+        """Return a batch with its tensors in page-locked memory, if `pin_memory` is set and there is a GPU; tensors on a GPU are unchanged."""
+        gpu = self._gpu
+        if gpu is None:
+            return batch
+
+        def pinned(x: Tensor) -> Tensor:
+            local = x.layout is None and x.traced is None and gpu_of(x.array) is None and not x._needs_gradient
+            return Tensor(x.tensor_type, None, gpu.pinned(x.array)) if local else x
+
+        return replaced(batch, Tensor, pinned)
 
     def _streamed(self, epoch: int, pool: Pool) -> Iterator[Pending[Any]]:
         batches = self._batches(epoch, self.dataset)

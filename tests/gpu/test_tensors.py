@@ -1,0 +1,217 @@
+"""Tensors, modules and graphs on pretended GPUs: values are those of the host, and results stay on the GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_cupy
+import numpy as np
+import pytest
+from ranks import on_ranks
+from tensor_cases import CASES, on
+
+import jobflow as flow
+from jobflow import nn, scope
+from jobflow.core import notices
+from jobflow.core.errors import AxisError, PlacementError
+from jobflow.engine.options import EnvSettings
+from jobflow.engine.session import Session
+from jobflow.tensors.gpus import gpu_of
+from jobflow.tensors.state import state
+
+PROGRAMS = Path(__file__).parents[1] / "seeds" / "programs"
+#: names of local tensors in the programs
+LOCAL = {"x", "local", "x_local"}
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine that seems to have two GPUs, and a program that has not used them."""
+    for name, module in fake_cupy.modules(2).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    pool = SimpleNamespace(used_bytes=lambda: 100, total_bytes=lambda: 512, free_all_blocks=lambda: None, set_limit=lambda size: None)
+    monkeypatch.setattr(sys.modules["cupy"], "get_default_memory_pool", lambda: pool, raising=False)
+    monkeypatch.setenv("JOBFLOW_KERNELS", "numpy")
+    before = fake_cupy.current.device
+    session = Session()
+    session.settings.kernels = "numpy"
+    with scope.using(root=scope.Root(session, EnvSettings()), interpreter=None, placement=None):
+        yield
+        session.close()
+    fake_cupy.current.device = before
+    fake_cupy.current.streams.clear()
+
+
+def fresh() -> Any:
+    """A scope with its own state of tensors, and the kernels of the other one."""
+    session = Session()
+    session.settings.kernels = "numpy"
+    return scope.using(root=scope.Root(session, EnvSettings()), interpreter=None, placement=None)
+
+
+def values(results: Any) -> list[Any]:
+    return [x.numpy() for x in results]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_do_not_depend_on_the_device(gpus: None, name: str) -> None:
+    with fresh():
+        expected = values(CASES[name]("cpu"))
+    results = CASES[name]("cuda")
+    assert [x.device.type for x in results] == ["cuda"] * len(results)
+    for k, (ours, theirs) in enumerate(zip(values(results), expected, strict=True)):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), k
+        np.testing.assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=1e-5, atol=1e-6, err_msg=str(k))
+
+
+class TestDevices:
+    def test_cuda_is_the_gpu_of_this_rank(self, gpus: None) -> None:
+        x = flow.ones(2, device="cuda")
+        assert str(x.device) == "cuda:0" and x.is_cuda and x.get_device() == 0 and flow.cuda.device_count() == 2 and flow.cuda.is_available()
+
+    def test_a_tensor_moves_between_gpus(self, gpus: None) -> None:
+        x = flow.arange(3, device="cuda:1")
+        y = x.to("cuda:0") + 1
+        assert (str(x.device), str(y.device)) == ("cuda:1", "cuda:0") and y.tolist() == [1, 2, 3] and (x * 2).tolist() == [0, 2, 4]
+
+    def test_the_current_device(self, gpus: None) -> None:
+        with flow.cuda.device(1):
+            assert str(flow.zeros(1, device="cuda").device) == "cuda:1" and flow.cuda.current_device() == 1
+        assert str(flow.zeros(1, device="cuda").device) == "cuda:0"
+
+    def test_a_gpu_that_does_not_exist(self, gpus: None) -> None:
+        with pytest.raises(PlacementError, match=r"the device cuda:2 does not exist, because this process can use 2 GPUs; use a number from 0 to 1"):
+            flow.ones(2, device="cuda:2")
+        with pytest.raises(PlacementError, match=r"cuda\.set_device at .*cuda:5 does not exist"):
+            flow.cuda.set_device(5)
+
+    def test_operands_on_two_devices(self, gpus: None) -> None:
+        x, y = flow.ones(3, device="cuda"), flow.ones(3)
+        with pytest.raises(PlacementError, match=r"add at .*: the inputs are on different devices \(cuda:0, cpu\); move them to one device"):
+            x + y
+        with pytest.raises(PlacementError, match=r"the inputs are on different devices \(cuda:0, cuda:1\)"):
+            x + y.to("cuda:1")
+        assert (y + 1).tolist() == [2, 2, 2]
+
+    def test_a_graph_with_tensors_on_two_devices(self, gpus: None) -> None:
+        class Graph(nn.Graph):
+            def __init__(self, device: str) -> None:
+                super().__init__()
+                self.linear = nn.Linear(3, 2).to(device)
+
+            def build(self, x: Any) -> Any:
+                return self.linear(x)
+
+        graph = Graph("cpu")
+        with pytest.raises(PlacementError, match=r"Graph.*: tensors of the graph are on different devices \(input0 float32\[2,3\] on cuda:0"):
+            graph(flow.ones(2, 3, device="cuda"))
+        graph = Graph("cuda")
+        graph(flow.ones(2, 3, device="cuda"))
+        with pytest.raises(PlacementError, match=r"input0 .* is on cpu, but the graph runs on cuda:0; move the input"):
+            graph(flow.ones(2, 3))
+
+    def test_default_device(self, gpus: None) -> None:
+        flow.set_default_device("cuda")
+        assert flow.ones(2).is_cuda and nn.Linear(2, 2).weight.is_cuda
+
+
+class TestAssertions:
+    def test_a_rejected_index_is_reported_with_its_line_when_values_are_read(self, gpus: None) -> None:
+        (x,) = on("cuda", (3, 2))
+        y = x[flow.tensor([0, 7], device="cuda")]
+        with pytest.raises(AxisError, match=r"test_tensors.py:\d+: index 7 at \[1\] is out of range for an axis of 3 elements"):
+            y.tolist()
+        assert x.sum().item() > 0  # the error is reported once
+
+    def test_synchronize_reports_rejected_labels(self, gpus: None) -> None:
+        (x,) = on("cuda", (2, 3))
+        nn.functional.cross_entropy(x, flow.tensor([0, 3], device="cuda"))
+        with pytest.raises(Exception, match=r"label 3 at \[1\] is outside \[0, 3\)"):
+            flow.cuda.synchronize()
+
+
+class TestMemory:
+    def test_statistics(self, gpus: None) -> None:
+        flow.ones(2, device="cuda")
+        assert flow.cuda.memory_allocated() == 100 and flow.cuda.memory_reserved("cuda:1") == 512 and flow.cuda.max_memory_allocated() == 100
+        assert flow.cuda.memory_stats()["reserved_bytes.all.current"] == 512
+        flow.cuda.empty_cache()
+        flow.cuda.reset_peak_memory_stats()
+
+    def test_views_share_memory(self, gpus: None) -> None:
+        x = flow.zeros(2, 3, device="cuda")
+        x[1][2] = 5
+        x.T[0].add_(1)
+        assert x.tolist() == [[1, 0, 0], [1, 0, 5]] and x[1].data_ptr() == x.data_ptr() + 12 and x[1].storage_offset() == 3 and x.T.stride() == (1, 3)
+
+    def test_data_of_a_loader(self, gpus: None) -> None:
+        from jobflow.utils.data import DataLoader, TensorDataset
+
+        loader = DataLoader(TensorDataset(flow.arange(6.0).reshape(6, 1), flow.arange(6)), batch_size=4, pin_memory=True)
+        batches = [(x.to("cuda", non_blocking=True), y.cuda(non_blocking=True)) for x, y in loader]
+        assert [x.tolist() for x, _ in batches] == [[[0], [1], [2], [3]], [[4], [5]]] and batches[1][1].tolist() == [4, 5]
+        assert flow.ones(3).pin_memory().tolist() == [1, 1, 1]
+
+
+def test_compiled_functions_of_tensors_on_a_gpu_run_eagerly(gpus: None) -> None:
+    notices.reset() if hasattr(notices, "reset") else None
+    twice = flow.compile(lambda x: x * 2)
+    assert twice(flow.ones(2, device="cuda")).tolist() == [2, 2]
+
+
+def test_a_job_refuses_a_module_on_a_gpu(gpus: None) -> None:
+    import jobflow.typing as tp
+
+    layer = nn.Linear(2, 2).to("cuda")
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((1, 2))) -> tp.Numpy:
+        return layer(x)
+
+    with pytest.raises(PlacementError, match=r"the module is on cuda:0, but a job receives its parameters from the host; call module\.cpu"):
+        job(np.ones((1, 2), np.float32))
+
+
+def test_without_a_gpu_cuda_is_host_memory() -> None:
+    with fresh():
+        assert not state().gpus and flow.ones(2, device="cuda").numpy().tolist() == [1, 1]
+
+
+# -------------------------------------------------------------------- programs of documents
+
+
+def final_names(program: str, ranks: int) -> list[dict[str, Any]]:
+    """Run a program on ranks that are threads, and return its names on each rank."""
+    path = PROGRAMS / program
+    code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
+
+    def on_rank(rank: int) -> dict[str, Any]:
+        names: dict[str, Any] = {"__name__": "__main__", "__file__": str(path), "print": lambda *values: None}
+        exec(code, names)
+        tensors = {name: x for name, x in names.items() if isinstance(x, flow.Tensor)}
+        for x in tensors.values():
+            inside = x.is_local or rank in x.placement.ranks.ravel()
+            assert not inside or x.is_local or x.placement.type == "cpu" or state().gpus[rank % 2] is gpu_of(x.array)
+        return {name: x.numpy() for name, x in tensors.items()}
+
+    return on_ranks(ranks, on_rank, anew=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "ranks"),
+    [("global_on_threads/strategies.py", 2), ("global_on_threads/interactive.py", 2), ("global/mixed_eager.py", 4), ("global/mixed_graph.py", 4)],
+)
+def test_programs_about_global_tensors_run_on_gpus(gpus: None, program: str, ranks: int) -> None:
+    """Every rank has its pieces on its GPU, and all ranks have equal values."""
+    first, *others = final_names(program, ranks)
+    assert first
+    for other in others:
+        for name in first.keys() & other.keys():
+            if first[name].shape == other[name].shape and name not in LOCAL:
+                np.testing.assert_array_equal(first[name], other[name], err_msg=name)
+    if "in_stage0" in first and "w" not in first and "out_stage1" in first:
+        assert first["out_stage1"].any()
