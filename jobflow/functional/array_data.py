@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import DtypeError, JobError, JobflowError, ShapeError, user_line
-from jobflow.core.types import Array, DType, dtype_of
+from jobflow.core.types import Array, DType, dtype_of, type_of
 from jobflow.functional.promotion import check_numbers
 from jobflow.functional.typed import Tensor
 from jobflow.tensors.constant_values import depends_on_run
@@ -46,6 +46,16 @@ def _tensors_as_arrays(what: str, data: Any) -> Any:
     if isinstance(data, list | tuple) and any(isinstance(each, Tensor | list | tuple) for each in data):
         return [_tensors_as_arrays(what, each) for each in data]
     return data
+
+
+def of_gpu(what: str, data: Any) -> Any:
+    """Return a local tensor in the memory of an array of another library on a GPU; return other data unchanged."""
+    if isinstance(data, Tensor | np.ndarray | list | tuple | int | float) or not hasattr(data, "__cuda_array_interface__"):
+        return data
+    from jobflow.functional.gpu_exchange import array_of as gpu_array_of
+
+    array = gpu_array_of(data, f"{what} at {user_line()}")
+    return Tensor.new(type_of(array), None, array)
 
 
 def check_span(what: str, array: Array, dtype: DType) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, SbpError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Partial, Split
 from jobflow.core.types import Array, DType, dtype_of, float64, hides_elements, int64, type_of
-from jobflow.functional.array_data import array_of, check_span
+from jobflow.functional.array_data import array_of, check_span, of_gpu
 from jobflow.functional.devices import broadcast_on, checked_device, device_of, gpu_of_device, marked
 from jobflow.functional.devices import device as Device
 from jobflow.functional.dispatch import method
@@ -32,7 +32,6 @@ from jobflow.tensors.gpus import EagerGpu, placed
 from jobflow.tensors.host_arrays import HostArray
 from jobflow.tensors.run import addend, run, source
 from jobflow.tensors.state import building_now, state
-from jobflow.tensors.tensor import TensorBase
 
 __all__ = [
     "arange", "as_tensor", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace", "logspace", "ones", "ones_like", "range",
@@ -294,7 +293,7 @@ def tensor(data: Any, **options: Any) -> Tensor:
 
 
 def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> Tensor:
-    data = data.tensor() if isinstance(data, HostArray) else _of_gpu(what, data)
+    data = data.tensor() if isinstance(data, HostArray) else of_gpu(what, data)
     if isinstance(data, Tensor) and "placement" not in options and "sbp" not in options and like is None:
         spec = FactoryOptions(what, options, data.dtype)
         copy = cast(data.detach(), spec.dtype) if spec.dtype is not data.dtype else data.detach().clone()
@@ -317,16 +316,6 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
     if building_now() is not None:
         return spec.finish(building_now().constant_data(array, layout))
     return spec.finish(_holding(array) if stored is None else stored)
-
-
-def _of_gpu(what: str, data: Any) -> Any:
-    """Return a local tensor in the memory of an array of another library on a GPU; return other data unchanged."""
-    if isinstance(data, TensorBase | np.ndarray | list | tuple | int | float) or not hasattr(data, "__cuda_array_interface__"):
-        return data
-    from jobflow.functional.gpu_exchange import array_of as gpu_array_of
-
-    array = gpu_array_of(data, f"{what} at {user_line()}")
-    return Tensor.new(type_of(array), None, array)
 
 
 def _placed(x: Tensor, spec: FactoryOptions) -> Tensor:
@@ -379,7 +368,7 @@ def as_tensor(data: Any, **options: Any) -> Tensor:
 
     Without a placement, a tensor of the requested element type is returned unchanged, and a NumPy array of this type shares its memory.
     """
-    data = _of_gpu("as_tensor", data)
+    data = of_gpu("as_tensor", data)
     if isinstance(data, Tensor) and not options.get("placement"):
         spec = FactoryOptions("as_tensor", options, data.dtype)
         return spec.finish(_placed(cast(data, spec.dtype), spec))

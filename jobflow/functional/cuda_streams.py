@@ -16,14 +16,11 @@ from jobflow.functional.cuda_memory import opened
 from jobflow.functional.devices import checked_gpu
 from jobflow.runtime.device import cuda_facts
 from jobflow.tensors.gpus import EagerGpu
-from jobflow.tensors.state import state
 
 
 def synchronize(device: Any = None) -> None:
     """Wait until all operations on the GPU have ended; raise the error of an index or label that an operation rejected."""
-    index = checked_gpu("synchronize", device).index
-    opened("synchronize", device)
-    gpu = state().gpus.get(index)
+    gpu = opened("synchronize", device)
     if gpu is not None:
         gpu.synchronize()
 

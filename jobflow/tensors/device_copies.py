@@ -16,10 +16,10 @@ T = TypeVar("T", bound=TensorBase)
 
 
 def moved(here: EagerState, x: T, gpu: EagerGpu | None, device: Any, direct: bool = False) -> T:
-    """Return a copy of the local tensor x on a GPU, or on the host for None; the gradient moves back to the device of x.
+    """Return a copy of the local tensor x on a GPU, or on the host for None.  The gradient moves back.
 
-    `device` is the device of the result, as its attribute `device` returns it; None is the host.  With `direct`, the GPU may still read the
-    page-locked memory of x after return.
+    `device` is the device of the result, as its attribute `device` returns it; None is the host.  With `direct`, the GPU may read page-locked
+    memory of x after return.
     """
     check_current(x)
     source = gpu_of(x.array)

@@ -9,13 +9,13 @@ from collections.abc import Container, Iterable
 import numpy as np
 
 from jobflow.core.types import Array
-from jobflow.tensors.gpus import byte_bounds as bounds
+from jobflow.tensors.gpus import byte_bounds
 from jobflow.tensors.tensor import TensorBase
 
 
 def overlap(tensors: Iterable[TensorBase], written: Container[int]) -> tuple[TensorBase, TensorBase] | None:
     """Return a pair of different tensors whose memory overlaps, the first of them written, or None.  `written` has ids of tensors."""
-    ranges = sorted(((*bounds(x.array), i, x) for i, x in enumerate({id(x): x for x in tensors}.values())), key=lambda each: each[:3])
+    ranges = sorted(((*byte_bounds(x.array), i, x) for i, x in enumerate({id(x): x for x in tensors}.values())), key=lambda each: each[:3])
     open_: list[tuple[int, TensorBase]] = []
     for first, last, _, x in ranges:
         open_ = [(end, other) for end, other in open_ if end > first]
@@ -53,7 +53,7 @@ class Ranges:
     def __init__(self, arrays: Iterable[Array]) -> None:
         self.firsts: list[int] = []
         self.lasts: list[int] = []
-        for first, last in sorted(map(bounds, arrays)):
+        for first, last in sorted(map(byte_bounds, arrays)):
             if self.lasts and first <= self.lasts[-1]:
                 self.lasts[-1] = max(self.lasts[-1], last)
             else:
@@ -62,6 +62,6 @@ class Ranges:
 
     def meet(self, array: Array) -> bool:
         """Return True if an element of `array` may lie in one of the ranges."""
-        first, last = bounds(array)
+        first, last = byte_bounds(array)
         i = bisect_right(self.firsts, last - 1) - 1
         return first < last and i >= 0 and self.lasts[i] > first

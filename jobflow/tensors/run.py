@@ -362,7 +362,7 @@ def view_of(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
 
 
 def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType], gpu: EagerGpu | None = None) -> list[Array]:
-    """Run an operation on arrays of this rank, on a GPU or on the host, and return the results as new arrays of the given types."""
+    """Run an operation on arrays of this rank, on `gpu` or on the host, and return new arrays of the given types."""
     if gpu is not None:
         return gpu.compute(op, arrays, types)
     outputs = [POOL.allocator(type)() for type in types]

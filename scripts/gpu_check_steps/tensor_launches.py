@@ -68,7 +68,7 @@ def graph(device: str) -> tuple[Any, ...]:
     import jobflow as flow
     from jobflow import nn
 
-    class Step(nn.Graph):
+    class TrainingGraph(nn.Graph):
         def __init__(self) -> None:
             super().__init__()
             self.model = nn.Linear(32, 16).to(device)
@@ -79,7 +79,7 @@ def graph(device: str) -> tuple[Any, ...]:
             loss.backward()
             return loss
 
-    built, x = Step(), flow.ones(64, 32, device=device)
+    built, x = TrainingGraph(), flow.ones(64, 32, device=device)
     return (lambda: built(x),)
 
 

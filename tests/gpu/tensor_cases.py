@@ -94,12 +94,12 @@ def indexing(device: str) -> Any:
     (x,) = on(device, (4, 5))
     rows = flow.tensor([3, 0, -1], device=device)
     read = [x[rows], x[x > 1], x[[0, 2]], x[1, 3], x[..., None], x.index_select(1, rows.abs()), x.gather(1, rows.abs().reshape(1, 3))]
-    found = [flow.nonzero(x > 1), x.masked_fill(x > 1, 0.0), flow.take(x, rows.abs()), x.masked_select(x < 1)]
+    chosen = [flow.nonzero(x > 1), x.masked_fill(x > 1, 0.0), flow.take(x, rows.abs()), x.masked_select(x < 1)]
     y = x.clone()
     y[1] = 0
     y[:, 2] = flow.ones(4, device=device)
     y[rows.abs(), 0] = 5.0
-    return [*read, *found, y, x.scatter(1, rows.abs().reshape(3, 1), 9.0)]
+    return [*read, *chosen, y, x.scatter(1, rows.abs().reshape(3, 1), 9.0)]
 
 
 @case

@@ -37,8 +37,8 @@ from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
 from jobflow.tensors.convert import agree, convert_array, done, empty
 from jobflow.tensors.gpu_ranks import rank_on
-from jobflow.tensors.gpus import EagerGpu, address, as_numpy, device_name, duplicate, gpu_of, write
-from jobflow.tensors.overlaps import bounds, is_shared
+from jobflow.tensors.gpus import EagerGpu, address, as_numpy, byte_bounds, device_name, duplicate, gpu_of, write
+from jobflow.tensors.overlaps import is_shared
 from jobflow.tensors.session_tensors import Binding, adopt_layout
 from jobflow.tensors.state import EagerState, mixed
 from jobflow.tensors.structures import filled, form, leaves
@@ -264,7 +264,7 @@ class Bound:
 
     def _share(self, state: State, name: str, x: Tensor) -> None:
         resident = self.memory.residents.get(name)
-        if resident is None and not is_common(state.slots[name].buffer) and bounds(state.array(name)) != bounds(x.array) and is_shared(x):
+        if resident is None and not is_common(state.slots[name].buffer) and byte_bounds(state.array(name)) != byte_bounds(x.array) and is_shared(x):
             self.memory.copied.add(name)
         if name in self.memory.copied:
             self.copied.append((x, state.array(name), name in self.built.graph.updates))
