@@ -13,6 +13,10 @@ from jobflow.functional.typed import Tensor
 from jobflow.tensors.constant_values import depends_on_run
 
 
+#: classes of data that are not on a GPU
+HOST_DATA = frozenset({list, tuple, int, float, bool, np.ndarray})
+
+
 def array_of(what: str, data: Any) -> Array:
     """Return a copy of the data as an array of a supported element type; Python floats become float64.
 

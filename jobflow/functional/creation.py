@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, SbpError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Partial, Split
 from jobflow.core.types import Array, DType, dtype_of, float64, hides_elements, int64, type_of
-from jobflow.functional.array_data import array_of, check_span, of_gpu
+from jobflow.functional.array_data import HOST_DATA, array_of, check_span, of_gpu
 from jobflow.functional.devices import broadcast_on, checked_device, device_of, gpu_of_device, marked
 from jobflow.functional.devices import device as Device
 from jobflow.functional.dispatch import method
@@ -26,11 +26,11 @@ from jobflow.ops.scalar import FillLike
 from jobflow.ops.source import Arange, Constant, Linspace, Literal
 from jobflow.ops.transcendental import Power
 from jobflow.tensors import redistribution
-from jobflow.tensors.convert import ELEMENTS, agree_on_values
+from jobflow.tensors.convert import ELEMENTS, addend, agree_on_values
 from jobflow.tensors.convert import empty as no_piece
 from jobflow.tensors.gpus import EagerGpu, placed
 from jobflow.tensors.host_arrays import HostArray
-from jobflow.tensors.run import addend, run, source
+from jobflow.tensors.run import run, source
 from jobflow.tensors.state import building_now, state
 
 __all__ = [
@@ -57,7 +57,7 @@ class FactoryOptions:
         self.requires_grad = bool(options.get("requires_grad"))
         _check_switches(what, options)
         self.like = like
-        if self.device is None and like is not None:
+        if self.device is None and like is not None and (like._device is not None or type(getattr(like, "_array", None)) is not np.ndarray):
             self._follow(like)
         if self.device is not None:
             self._replicate(self.device)
@@ -81,9 +81,8 @@ class FactoryOptions:
         """Create the tensor on the GPU of the local tensor `like`, unless `placement` or `sbp` is set."""
         if like.layout is not None or self.placement is not None or self.sbp is not None or like.traced is not None:
             return
-        if like._device is not None or state().gpus:
-            device = device_of(like)
-            self.device = device if device.type == "cuda" else None
+        device = device_of(like)
+        self.device = device if device.type == "cuda" else None
 
     @property
     def gpu(self) -> EagerGpu | None:
@@ -293,7 +292,7 @@ def tensor(data: Any, **options: Any) -> Tensor:
 
 
 def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> Tensor:
-    data = data.tensor() if isinstance(data, HostArray) else of_gpu(what, data)
+    data = data.tensor() if isinstance(data, HostArray) else data if type(data) in HOST_DATA else of_gpu(what, data)
     if isinstance(data, Tensor) and "placement" not in options and "sbp" not in options and like is None:
         spec = FactoryOptions(what, options, data.dtype)
         copy = cast(data.detach(), spec.dtype) if spec.dtype is not data.dtype else data.detach().clone()

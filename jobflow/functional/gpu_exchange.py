@@ -33,7 +33,8 @@ def array_of(source: Any, what: str) -> Array:
     device = source.__dlpack_device__()[1] if hasattr(source, "__dlpack_device__") else None
     gpu = open_gpu(state(), device, what)
     if gpu is None:
-        raise ArgumentError(f"{what}: the {type(source).__name__} is in the memory of a GPU, but this process can use none; copy it to the host")
+        where = "a GPU" if device is None else f"the DLPack device {source.__dlpack_device__()}"
+        raise ArgumentError(f"{what}: the memory of the {type(source).__name__} is on {where}, but this process can use no GPU; copy it to the host")
     gpu.activate()
     try:
         array: Array = cuda_facts.from_foreign(source)

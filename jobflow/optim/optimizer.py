@@ -349,10 +349,11 @@ class Scalars:
 
     def __init__(self) -> None:
         self._known: dict[tuple[float, DType, Layout | None, Any], Tensor] = {}
+        self._gpus = bool(state().gpus)
 
     def of(self, p: Tensor, value: float, dtype: DType) -> Tensor:
         """Return `value` as a tensor [1] of type `dtype`: broadcast on the placement of parameter p, or local if p is local."""
-        gpu = gpu_of(p.array)
+        gpu = gpu_of(p._array) if self._gpus else None
         number = self._known.get((value, dtype, p.layout, gpu))
         if number is None:
             array = np.array([value], dtype.numpy)

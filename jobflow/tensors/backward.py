@@ -159,7 +159,7 @@ class Sweep(Generic[T]):
             if gradient is not None:
                 so_far = self.sums.get(edge)
                 self.sums[edge] = gradient if so_far is None else _sum(so_far, gradient)
-                if so_far is not None or (own and _owns_memory(gradient)):
+                if so_far is not None or (own and owns_memory(gradient.array)):
                     self.own.add(edge)
             if not self.readers[edge] and edge in self.sums:
                 self.leaf(edge)
@@ -361,11 +361,6 @@ def _copied(x: T) -> T:
     result = TensorBase.new(x.tensor_type, x.layout, copy)
     result._provenance, result._device = x._provenance, x._device
     return result
-
-
-def _owns_memory(x: TensorBase) -> bool:
-    """Return True if no other tensor can use the memory of x."""
-    return owns_memory(x.array) if isinstance(x.array, np.ndarray) else x.array.base is None
 
 
 def _sum(a: T, b: T) -> T:

@@ -15,7 +15,7 @@ import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import DivergedError, user_line
-from jobflow.core.layout import B, Layout, Placement
+from jobflow.core.layout import B, Layout, Partial, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.tensors.gpus import as_numpy, duplicate, placed
 from jobflow.tensors.state import EagerState, mixed
@@ -34,6 +34,18 @@ ELEMENTS = "{elements}"
 def empty(type: TensorType) -> Array:
     """Return an empty array for a rank outside of the placement, with the element type and number of axes of `type`."""
     return np.empty((0,) * type.ndim, type.dtype.numpy)
+
+
+def addend(array: Array, layout: Layout, rank: int) -> Array:
+    """Return `array` as this rank's piece of a tensor whose layout has P.
+
+    Along a P, the first rank has the value, and the other ranks get the identity of the reduction, such as 0 for a sum.
+    """
+    at = layout.placement.coordinates(rank)
+    for sbp, where in zip(layout.sbp, at, strict=True):
+        if isinstance(sbp, Partial) and where > 0:
+            array.fill(sbp.reduce.identity(array.dtype))
+    return array
 
 
 def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array:

@@ -288,7 +288,7 @@ def gpu_of_layout(here: EagerState, layout: Layout | None) -> EagerGpu | None:
 
 def gpu_of(array: Any) -> EagerGpu | None:
     """Return the GPU that holds an array; None for a NumPy array, and for the missing array of a traced tensor."""
-    if array is None or isinstance(array, np.ndarray | np.generic):
+    if type(array) is np.ndarray or array is None or isinstance(array, np.ndarray | np.generic):
         return None
     here = state()
     known: EagerGpu | None = here.gpus.get(array.device.id)

@@ -32,7 +32,7 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.ops.scalar import Cast
 from jobflow.runtime.buffer_pool import POOL
 from jobflow.runtime.failed_assertions import FailedAssertion, located, raise_first
-from jobflow.tensors.convert import agree, convert, done, empty
+from jobflow.tensors.convert import addend, agree, convert, done, empty
 from jobflow.tensors.device_copies import on_one_device
 from jobflow.tensors.gpus import EagerGpu, gpu_of, gpu_of_layout, gpu_of_operation, write
 from jobflow.tensors.program_recorder import symbolic_strides
@@ -153,15 +153,10 @@ def _needs_redistribution(plan: Prepared, x: TensorBase) -> bool:
 
 def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
     key = (op, *[part for x in inputs for part in (x.tensor_type.shape, x.tensor_type.dtype, x.layout)])
-    known, gpu = here.prepared, None
-    if here.gpus:
-        try:
-            gpu = gpu_of_operation(op, [getattr(x, "_array", None) for x in inputs])
-        except JobflowError as error:
-            raise with_line(error, op) from None
-        known = known if gpu is None else gpu.prepared
-    plan: Prepared | None = known.get(key)
+    gpu = _gpu_of_inputs(op, inputs) if here.gpus else None
+    plan: Prepared | None = (here if gpu is None else gpu).prepared.get(key)
     if plan is None:
+        known = (here if gpu is None else gpu).prepared
         if len(known) >= MAX_PREPARED:  # a program may call operations with new numbers as attributes without end
             known.clear()
         try:
@@ -169,6 +164,14 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared
         except JobflowError as error:
             raise with_line(error, op) from None
     return plan
+
+
+def _gpu_of_inputs(op: Op, inputs: Sequence[TensorBase]) -> EagerGpu | None:
+    """Return the GPU that holds the inputs of an operation; raise PlacementError with the user's line if they are on several devices."""
+    try:
+        return gpu_of_operation(op, [getattr(x, "_array", None) for x in inputs])
+    except JobflowError as error:
+        raise with_line(error, op) from None
 
 
 def with_line(error: JobflowError, op: Op | None = None, function: str = "") -> JobflowError:
@@ -449,18 +452,6 @@ def _source_piece(here: EagerState, op: Op, type: TensorType, layout: Layout, ar
     local = op.localize((), (box,))
     (array,) = compute(here, local, arrays, (type.with_shape(box.shape),), gpu_of_layout(here, layout))
     return addend(array, layout, rank)
-
-
-def addend(array: Array, layout: Layout, rank: int) -> Array:
-    """Return `array` as this rank's piece of a tensor whose layout has P.
-
-    Along a P, the first rank has the value, and the other ranks get the identity of the reduction, such as 0 for a sum.
-    """
-    at = layout.placement.coordinates(rank)
-    for sbp, where in zip(layout.sbp, at, strict=True):
-        if isinstance(sbp, Partial) and where > 0:
-            array.fill(sbp.reduce.identity(array.dtype))
-    return array
 
 
 def constant_source(op: Op, where: Placement | EagerGpu | None) -> Any:

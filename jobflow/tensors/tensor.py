@@ -380,11 +380,11 @@ def check_memory(x: TensorBase, what: str) -> None:
         )
     if x.traced is not None:
         return
-    on_gpu = not isinstance(x.array, np.ndarray)
-    if not on_gpu and not x.array.flags.writeable and (x._storage is None or x._storage.resident is None):
+    array = x.array
+    flags: Any = array.flags
+    if isinstance(array, np.ndarray) and not flags.writeable and (x._storage is None or x._storage.resident is None):
         raise JobError(f"{what} at {user_line()}: {x.tensor_type} has the memory of a read-only NumPy array; clone() it first")
-    dense = x.array.flags.c_contiguous or x.array.flags.f_contiguous
-    if not dense and _overlaps_itself(x.array):
+    if not (flags.c_contiguous or flags.f_contiguous) and _overlaps_itself(array):
         raise JobError(f"{what} at {user_line()}: several elements of the tensor {x.tensor_type} share memory; clone() it first")
 
 
@@ -408,10 +408,11 @@ def _overlaps_itself(array: Array) -> bool:
 def own(x: TensorBase, what: str) -> Array:
     """Return the array of x for writing, in memory of this rank alone.  Raises: JobError as `check_memory` does."""
     check_memory(x, what)
-    resident = None if x._storage is None else x._storage.resident
-    if resident is not None and isinstance(x.array, np.ndarray) and not x.array.flags.writeable:
-        resident.evict()
-    return x.array
+    array, storage = x.array, x._storage
+    if storage is not None and storage.resident is not None and isinstance(array, np.ndarray) and not array.flags.writeable:
+        storage.resident.evict()
+        return x.array
+    return array
 
 
 def __getattr__(name: str) -> Any:
