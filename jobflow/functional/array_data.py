@@ -12,7 +12,6 @@ from jobflow.functional.promotion import check_numbers
 from jobflow.functional.typed import Tensor
 from jobflow.tensors.constant_values import depends_on_run
 
-
 #: classes of data that are not on a GPU
 HOST_DATA = frozenset({list, tuple, int, float, bool, np.ndarray})
 

@@ -204,7 +204,7 @@ class Executor:
                 self.depart()
         if arguments is not None:
             copied = [fetch for fetch in self.fetches if fetch[0] not in self.shown] if self.shown else self.fetches
-            values = self.device.to_host_together([view for _, view in copied]) if copied else []
+            values = self.device.to_host_together([view for _, view in copied])
             return [(position, value) for (position, _), value in zip(copied, values, strict=True)]
         self.device.synchronize()
         for target, value in self._gives:

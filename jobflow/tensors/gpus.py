@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import PlacementError, ShapeError, called_function, counted, user_line
+from jobflow.core.errors import PlacementError, called_function, counted, user_line
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, DType, TensorType
 from jobflow.engine.session import current_session
@@ -29,8 +29,10 @@ from jobflow.kernels.target import Target, target_of
 from jobflow.ops.chain import Chain
 from jobflow.ops.op import Binder, Call, Op
 from jobflow.ops.runtime_assertions import RuntimeAssertion
-from jobflow.runtime.device import cupy_device as cuda
-from jobflow.runtime.device.cuda_facts import PoolBytes, is_pinned, pool_bytes
+from jobflow.runtime.device import cuda_device as cuda
+from jobflow.runtime.device.cuda_facts import PoolBytes, is_pinned, memory_info, pool_bytes
+from jobflow.runtime.device.cuda_memory import size_text
+from jobflow.runtime.device.device import OutOfMemory
 from jobflow.runtime.world.environment import launched
 from jobflow.tensors.pending_assertions import PendingAssertions
 from jobflow.tensors.state import EagerState, state
@@ -81,7 +83,7 @@ class EagerGpu:
         return self.empty(shape, dtype.numpy)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialised array; the GPU must be active.  Raises: ShapeError if the free memory does not suffice."""
+        """Return an uninitialised array; the GPU must be active.  Raises: OutOfMemory."""
         try:
             array: Array = self.xp.empty(shape, dtype)
         except MemoryError:
@@ -103,12 +105,12 @@ class EagerGpu:
         """Set the largest numbers of bytes to the present numbers."""
         self._peak = self.memory()
 
-    def _too_large(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ShapeError:
-        free, total = self.xp.cuda.runtime.memGetInfo()
+    def _too_large(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> OutOfMemory:
+        free, total = memory_info(self.index)
         needed = dtype.itemsize * int(np.prod(shape, dtype=object))
-        return ShapeError(
-            f"{called_function() or 'allocation'} at {user_line()}: a tensor of {needed / 2**30:.4g} GiB does not fit into the memory of {self}, of "
-            f"which {free / 2**30:.4g} of {total / 2**30:.4g} GiB are free; use smaller sizes, or delete tensors"
+        return OutOfMemory(
+            f"{called_function() or 'allocation'} at {user_line()}: a tensor of {size_text(needed)} does not fit into the memory of {self}, of which "
+            f"{size_text(free)} of {size_text(total)} are free; use smaller sizes, or delete tensors"
         )
 
     def allocator(self, type: TensorType) -> Callable[[], Array]:
