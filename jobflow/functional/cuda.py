@@ -13,22 +13,6 @@ from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.lazy_imports import add_aliases
 from jobflow.functional import sampling
 from jobflow.functional.classes import tensor_classes
-from jobflow.functional.cuda_memory import Properties as Properties
-from jobflow.functional.cuda_memory import empty_cache as empty_cache
-from jobflow.functional.cuda_memory import get_device_properties as get_device_properties
-from jobflow.functional.cuda_memory import max_memory_allocated as max_memory_allocated
-from jobflow.functional.cuda_memory import max_memory_cached as max_memory_cached
-from jobflow.functional.cuda_memory import max_memory_reserved as max_memory_reserved
-from jobflow.functional.cuda_memory import mem_get_info as mem_get_info
-from jobflow.functional.cuda_memory import memory_allocated as memory_allocated
-from jobflow.functional.cuda_memory import memory_cached as memory_cached
-from jobflow.functional.cuda_memory import memory_reserved as memory_reserved
-from jobflow.functional.cuda_memory import memory_stats as memory_stats
-from jobflow.functional.cuda_memory import memory_summary as memory_summary
-from jobflow.functional.cuda_memory import opened
-from jobflow.functional.cuda_memory import reset_max_memory_allocated as reset_max_memory_allocated
-from jobflow.functional.cuda_memory import reset_peak_memory_stats as reset_peak_memory_stats
-from jobflow.functional.cuda_memory import set_per_process_memory_fraction as set_per_process_memory_fraction
 from jobflow.functional.cuda_streams import Event as Event
 from jobflow.functional.cuda_streams import Stream as Stream
 from jobflow.functional.cuda_streams import current_stream as current_stream
@@ -37,6 +21,22 @@ from jobflow.functional.cuda_streams import set_stream as set_stream
 from jobflow.functional.cuda_streams import stream as stream
 from jobflow.functional.cuda_streams import synchronize as synchronize
 from jobflow.functional.devices import checked_gpu
+from jobflow.functional.memory_statistics import Properties as Properties
+from jobflow.functional.memory_statistics import empty_cache as empty_cache
+from jobflow.functional.memory_statistics import get_device_properties as get_device_properties
+from jobflow.functional.memory_statistics import max_memory_allocated as max_memory_allocated
+from jobflow.functional.memory_statistics import max_memory_cached as max_memory_cached
+from jobflow.functional.memory_statistics import max_memory_reserved as max_memory_reserved
+from jobflow.functional.memory_statistics import mem_get_info as mem_get_info
+from jobflow.functional.memory_statistics import memory_allocated as memory_allocated
+from jobflow.functional.memory_statistics import memory_cached as memory_cached
+from jobflow.functional.memory_statistics import memory_reserved as memory_reserved
+from jobflow.functional.memory_statistics import memory_stats as memory_stats
+from jobflow.functional.memory_statistics import memory_summary as memory_summary
+from jobflow.functional.memory_statistics import opened
+from jobflow.functional.memory_statistics import reset_max_memory_allocated as reset_max_memory_allocated
+from jobflow.functional.memory_statistics import reset_peak_memory_stats as reset_peak_memory_stats
+from jobflow.functional.memory_statistics import set_per_process_memory_fraction as set_per_process_memory_fraction
 from jobflow.runtime.device import cuda_device, cuda_facts
 from jobflow.tensors.state import state
 

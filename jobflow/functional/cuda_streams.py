@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from jobflow.core.errors import ArgumentError, JobError, user_line
-from jobflow.functional.cuda_memory import opened
 from jobflow.functional.devices import checked_gpu
+from jobflow.functional.memory_statistics import opened
 from jobflow.runtime.device import cuda_facts
 from jobflow.tensors.gpus import EagerGpu
 
