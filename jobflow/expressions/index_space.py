@@ -8,7 +8,7 @@ operations broadcast as in NumPy.  Other operations name the axes by the letters
     layer norm        space "n(hc)"   x "nhc"        gamma "hc"     y "nhc"     mean "n"      two axes are one row
 
 An operand is viewed as an array with the axes of the space; missing axes have size 1.  A lookup table has one more axis, along which its
-elements are looked up.
+elements are looked up.  Several lookup axes of an operand form this axis in C order: element (i, j) of [m,n] has offset i n + j.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType, Xp
 
-#: for each axis of an operand the axis of the space; None for a broadcast axis of size 1, LOOKED_UP for the lookup axis of a table
+#: for each axis of an operand the axis of the space; None for a broadcast axis of size 1, LOOKED_UP for a lookup axis of a table
 Places = tuple[int | None, ...]
-#: marks the lookup axis of a table, which is not an axis of the space
+#: marks a lookup axis of a table, which is not an axis of the space
 LOOKED_UP = -1
 
 
@@ -55,8 +55,12 @@ class IndexSpace:
         return wide.reshape(self._with_row_axis(wide.shape))
 
     def _with_row_axis(self, wide: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape `wide`, a result of the method `wide`, with the axes of a row merged; the lookup axis of a table remains last."""
-        return (*self.collapsed(wide[: len(self.sizes)]), *wide[len(self.sizes) :])
+        """Return the shape `wide`, a result of the method `wide`, with the axes of a row merged.
+
+        The lookup axes of a table are merged, and remain last.
+        """
+        table = wide[len(self.sizes) :]
+        return (*self.collapsed(wide[: len(self.sizes)]), *((math.prod(table),) if table else ()))
 
     def wide(self, operand: int, x: Array) -> Array:
         """Return a view of x, the array of operand number `operand`, with every axis of the space; the axes of a row are not merged.

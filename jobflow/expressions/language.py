@@ -207,6 +207,8 @@ remainder = _same("remainder", WHOLE)
 floor_divide = _same("floor_divide", WHOLE)
 #: x / y rounded toward zero, for y neither 0 nor -1
 quotient = _same("quotient", WHOLE)
+gcd = _same("gcd", WHOLE)
+nextafter = _same("nextafter", FLOAT)
 sin = _same("sin", FLOAT)
 cos = _same("cos", FLOAT)
 tan = _same("tan", FLOAT)

@@ -31,6 +31,7 @@ SHARED = (
     *("arcsinh", "arccosh", "arctanh", "floor", "ceil", "rint", "trunc", "copysign", "less", "less_equal", "greater", "greater_equal", "equal"),
     *("not_equal", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or"),
     *("bitwise_xor", "invert", "left_shift", "right_shift", "ldexp", "where", "square", "fmod", "remainder", "floor_divide"),
+    *("gcd", "nextafter"),
 )
 
 

@@ -27,6 +27,8 @@ class CompiledLoop:
     fewest: int | None = None
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        if "cpu" not in op.loops_on:
+            return "array functions are faster on CPUs"
         most = max((a.size for a in (*inputs, *outputs)), default=0)
         fewest = FEWEST if self.fewest is None else self.fewest
         if most < fewest:
@@ -51,7 +53,7 @@ class CompiledLoopOnCopies:
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
         expressions, space = expression_of(op, inputs), op.index_space(*map(type_of, inputs))
-        if expressions is None or space is None:
+        if expressions is None or space is None or "cpu" not in op.loops_on:
             return "it has no expression over rows"
         if any(LOOKED_UP in places for places in space.operands):
             return "it reads a table, which is not copied"

@@ -18,7 +18,6 @@ from jobflow.core.types import TensorType
 from jobflow.expressions.index_space import IndexSpace, broadcasting
 from jobflow.expressions.language import Expression, in_order
 from jobflow.graph.ir import Node
-from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import Op
 from jobflow.ops.source import Source
 
@@ -86,11 +85,11 @@ class Nodes:
 
 
 def by_formula(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[TensorType], outputs: Sequence[TensorType]) -> list[str] | None:
-    """Add nodes that compute the expression of an op, and return the names of its outputs, or None if the op has no expression."""
+    """Add nodes that compute the expression of an op, and return the names of its outputs, or None if ONNX has no equivalent."""
     items = op.expression(*types)
-    if items is None:
+    if items is None or any(x.primitive == "looked_up" for x in in_order(items)):
         return None
-    space = op.index_space(*types) if isinstance(op, Indexed) else None
+    space = op.index_space(*types)
     views = inputs if space is None else [_read(nodes, space, i, x, type) for i, (x, type) in enumerate(zip(inputs, types, strict=True))]
     shape = broadcasting(*types, outputs[0]).shape if space is None else space.shape
     values = expressed(nodes, items, views, shape, type(op).__name__)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, Tensor, Xp, float64
+from jobflow.core.types import Array, Tensor, Xp, dtype_of, float64
 from jobflow.ops.arithmetic import multiply
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.compare import not_equal
@@ -71,6 +71,7 @@ class CopySign(Binary):
 class NextAfter(Binary):
     """Next number of the element type after x in the direction of y."""
 
+    loops_on = ("cuda",)
     kinds = FLOATS
     ufunc = "nextafter"
 
@@ -138,6 +139,7 @@ class OfIntegers(Binary):
 
     abstract = True
     precision = "any"
+    loops_on = ("cuda",)
     kinds = INTEGERS
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
@@ -164,6 +166,13 @@ class Lcm(OfIntegers):
         if z.dtype.kind == "i" and z.dtype.itemsize > 2:
             xp.absolute(z, out=z)
 
+    def formula(self, f: Any, *elements: Any) -> Any:
+        x, y = (value if dtype_of(value.dtype).numpy.kind == "u" else f.absolute(value) for value in elements)
+        divisor = f.gcd(x, y)
+        product = f.quotient(x, f.where(f.equal(divisor, 0), 1, divisor)) * y
+        dtype = dtype_of(x.dtype)
+        return f.absolute(product) if dtype.numpy.kind == "i" and dtype.itemsize > 2 else product
+
 
 class BitShift(OfIntegers):
     """Base class of shifts of the bits of x by y; a negative count, or more than all bits, shifts all bits out."""
@@ -180,6 +189,11 @@ class LeftShift(BitShift):
         inside = (y >= 0) & (y < bits)
         z[...] = xp.where(inside, xp.left_shift(x, xp.where(inside, y, y.dtype.type(0))), x.dtype.type(0))
 
+    def formula(self, f: Any, *elements: Any) -> Any:
+        x, y = elements
+        inside = f.logical_and(f.less_equal(0, y), f.less(y, 8 * x.dtype.itemsize))
+        return f.where(inside, f.left_shift(x, f.where(inside, y, 0)), 0)
+
 
 class RightShift(BitShift):
     """Shift to the right, which fills with the sign: z = floor(x / 2^y)."""
@@ -191,3 +205,9 @@ class RightShift(BitShift):
         inside = (y >= 0) & (y < bits)
         # two shifts: a shift by all bits is undefined
         z[...] = xp.where(inside, xp.right_shift(x, xp.where(inside, y, y.dtype.type(0))), xp.right_shift(xp.right_shift(x, half), half))
+
+    def formula(self, f: Any, *elements: Any) -> Any:
+        x, y = elements
+        inside = f.logical_and(f.less_equal(0, y), f.less(y, 8 * x.dtype.itemsize))
+        half = f.constant(4 * x.dtype.itemsize, y.dtype)
+        return f.where(inside, f.right_shift(x, f.where(inside, y, 0)), f.right_shift(f.right_shift(x, half), half))

@@ -10,6 +10,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp
+from jobflow.expressions.language import Expression, element
 from jobflow.ops.indexed import AxisReduction, wide_sum
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, sample
 
@@ -51,6 +52,9 @@ class BroadcastTo(Op):
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = x
+
+    def expression(self, x: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
+        return (element(0, x.dtype),)
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return BroadcastTo(outputs[0].shape)

@@ -17,7 +17,11 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, TensorType, Xp
+from jobflow.core.types import Array, TensorType, Xp, int64
+from jobflow.expressions import language as f
+from jobflow.expressions.index_space import LOOKED_UP, IndexSpace
+from jobflow.expressions.language import Expression
+from jobflow.expressions.moved_elements import element_at
 from jobflow.ops.op import Op, Sample, sample
 from jobflow.ops.pointwise import sample_data
 
@@ -91,6 +95,7 @@ class WriteRows(Op):
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
     pure = False
     precision = "any"
+    loops_on = ("cuda",)
 
     def infer(self, cache: TensorType, new: TensorType, rows: TensorType) -> TensorType:
         check_rows("write_rows", cache, new, rows)
@@ -108,6 +113,17 @@ class WriteRows(Op):
             return
         for i, start in enumerate(first):
             y[i, :, start : start + count] = new[i]
+
+    def index_space(self, *types: TensorType) -> IndexSpace:
+        cache = (0, 1, 2, 3)
+        return IndexSpace(types[0].shape, (cache, (0, 1, LOOKED_UP, 3), (0,), cache))
+
+    def expression(self, cache: TensorType, new: TensorType, rows: TensorType) -> tuple[Expression, ...] | None:  # type: ignore[override]
+        if not new.size:
+            return None
+        offset = f.index(-2) - f.cast(f.element(2, rows.dtype), int64)
+        at = f.clip(offset, 0, new.shape[2] - 1)
+        return (f.where(f.equal(at, offset), element_at(1, new, {2: at}), f.element(0, cache.dtype)),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -17,6 +17,7 @@ import numpy as np
 from jobflow.core.errors import SbpError, ShapeError
 from jobflow.core.layout import MAX, MIN, SUM, B, Box, Broadcast, P, Partial, Reduction, Rule, S, Sbp, Split
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32
+from jobflow.expressions.language import Expression, constant
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, ViewOp, apply, broadcast_rule, sample
 
 WHOLE = LETTERS.upper()
@@ -225,6 +226,7 @@ class SliceBox(ViewOp):
 class FillIdentity(Op):
     """Tensor filled with the identity element of `reduce`: the shard of a rank that contributes nothing to a partial tensor."""
 
+    loops_on = ("cuda",)
     shape: tuple[int, ...]
     dtype: DType
     reduce: Reduction = SUM
@@ -237,6 +239,9 @@ class FillIdentity(Op):
 
     def kernel(self, xp: Xp, y: Array) -> None:
         y[...] = self.reduce.identity(self.dtype.numpy)
+
+    def expression(self, *types: TensorType) -> tuple[Expression, ...]:
+        return (constant(self.reduce.identity(self.dtype.numpy), self.dtype),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -11,6 +11,8 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp
+from jobflow.expressions.index_space import IndexSpace
+from jobflow.expressions.language import Expression, element
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, normal_axis, sample
 
@@ -281,6 +283,12 @@ class Spread(Op):
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = along(x, self.axis, y.ndim)
+
+    def index_space(self, *types: TensorType) -> IndexSpace:
+        return IndexSpace(self.shape, ((self.axis,), tuple(range(len(self.shape)))))
+
+    def expression(self, x: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
+        return (element(0, x.dtype),)
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return Spread(outputs[0].shape, self.axis)

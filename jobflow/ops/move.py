@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -9,10 +10,16 @@ import numpy as np
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp
+from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
+from jobflow.expressions import language as f
+from jobflow.expressions.index_space import IndexSpace
+from jobflow.expressions.language import Expression
+from jobflow.expressions.moved_elements import element_at, space_of_copies
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, sample_data
 
+#: most copies of one element for which the formula of a gradient lists all
+MOST_COPIES = 32
 #: the elements beyond an edge: reflect: a b c | b a;  edge: a b c | c c;  wrap: a b c | a b
 Mode = Literal["reflect", "edge", "wrap"]
 
@@ -27,6 +34,7 @@ class Roll(Op):
     """Cyclic shift: y[..., (i + shift) mod n, ...] = x[..., i, ...], with one shift per axis."""
 
     precision = "any"
+    loops_on = ("cuda",)
     shifts: tuple[int, ...]
 
     def infer(self, x: TensorType) -> TensorType:
@@ -39,6 +47,19 @@ class Roll(Op):
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = xp.roll(x, self.shifts, tuple(range(x.ndim))) if x.size else x
+
+    def index_space(self, *types: TensorType) -> IndexSpace:
+        return space_of_copies(self.infer(*types), [shift != 0 for shift in self.shifts])
+
+    def expression(self, x: TensorType) -> tuple[Expression, ...] | None:  # type: ignore[override]
+        if not x.size:
+            return None
+        at = {}
+        for axis, (n, shift) in enumerate(zip(x.shape, self.shifts, strict=True)):
+            if shift:
+                source = f.index(axis - x.ndim) - shift % n
+                at[axis] = f.where(source < 0, source + n, source)
+        return (element_at(0, x, at),)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(Roll(tuple(-shift for shift in self.shifts)), dy),)
@@ -56,6 +77,7 @@ class _Edges(Op):
 
     abstract = True
     precision = "any"
+    loops_on = ("cuda",)
     pairs: tuple[tuple[int, int], ...]
     mode: Mode
 
@@ -90,6 +112,24 @@ class PadEdges(_Edges):
         for axis, at in self.sources(x.shape):
             value = xp.take(value, xp.asarray(at), axis=axis)
         y[...] = value
+
+    def index_space(self, *types: TensorType) -> IndexSpace:
+        return space_of_copies(self.infer(*types), [pair != (0, 0) for pair in self.pairs])
+
+    def expression(self, x: TensorType) -> tuple[Expression, ...] | None:  # type: ignore[override]
+        if not x.size:
+            return None
+        sizes = zip(x.shape, self.pairs, strict=True)
+        at = {i: self._source(f.index(i - x.ndim) - before, n) for i, (n, (before, after)) in enumerate(sizes) if before or after}
+        return (element_at(0, x, at),)
+
+    def _source(self, i: Expression, n: int) -> Expression:
+        """Return the index in an axis of n elements from which an element at index i, relative to the axis, is copied."""
+        if self.mode == "edge":
+            return f.clip(i, 0, n - 1)
+        if self.mode == "wrap":
+            return f.where(i < 0, i + n, f.where(i < n, i, i - n))
+        return (n - 1) - f.absolute((n - 1) - f.absolute(i))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(PadEdgesGrad(self.pairs, self.mode), dy),)
@@ -128,6 +168,43 @@ class PadEdgesGrad(_Edges):
                     total[int(k)] += value[i]
             value = xp.moveaxis(total, 0, axis)
         dx[...] = value
+
+    def index_space(self, *types: TensorType) -> IndexSpace:
+        return space_of_copies(self.infer(*types), [pair != (0, 0) for pair in self.pairs])
+
+    def expression(self, dy: TensorType) -> tuple[Expression, ...] | None:  # type: ignore[override]
+        shape = self.infer(dy).shape
+        axes = [axis for axis, pair in enumerate(self.pairs) if pair != (0, 0)]
+        copies = {axis: self._copies(f.index(axis - dy.ndim), shape[axis], *self.pairs[axis]) for axis in axes}
+        if not math.prod(shape) or math.prod(1 + len(several) for several in copies.values()) > MOST_COPIES:
+            return None
+
+        def total(axes: Sequence[int], at: dict[int, Expression]) -> Expression:
+            if not axes:
+                return f.cast(element_at(0, dy, at), dy.dtype.arithmetic)
+            *earlier, axis = axes
+            result = total(earlier, {**at, axis: f.index(axis - dy.ndim) + self.pairs[axis][0]})
+            for condition, i in copies[axis]:
+                copy = total(earlier, {**at, axis: f.clip(i, 0, dy.shape[axis] - 1)})
+                result = f.where(condition, result + copy, result)
+            return result
+
+        return (f.cast(total(axes, {}), dy.dtype),)
+
+    def _copies(self, k: Expression, n: int, before: int, after: int) -> list[tuple[Expression, Expression]]:
+        """Return the copies of element k of an axis of n elements.
+
+        A copy is a condition under which dy contains it, and its index in dy.
+        """
+        if self.mode == "edge":
+            first, last = f.equal(k, 0), f.equal(k, n - 1)
+            added = [(first, i) for i in range(before)] + [(last, before + n + i) for i in range(after)]
+            return [(condition, f.constant(i, int64)) for condition, i in added]
+        if self.mode == "wrap":
+            return [(f.greater_equal(k, n - before), k - (n - before)), (k < after, k + (before + n))]
+        left = f.logical_and(f.less_equal(1, k), f.less_equal(k, before))
+        right = f.logical_and(f.less_equal(n - 1 - after, k), f.less_equal(k, n - 2))
+        return [(left, before - k), (right, (before + 2 * (n - 1)) - k)]
 
     def grad(self, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return (call(PadEdges(self.pairs, self.mode), ddx),)

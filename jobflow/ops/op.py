@@ -48,6 +48,7 @@ OVER_FIRST: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0,)})
 OVER_EITHER: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0, 1)})
 #: precision of an op in mixed precision: "half", "follows" (half if a neighbour is half), "single" (float32), "any" (the precision of the inputs)
 Precision = Literal["half", "follows", "single", "any"]
+DeviceKinds: TypeAlias = tuple[Literal["cpu", "cuda"], ...]
 Types: TypeAlias = TensorType | tuple[TensorType, ...]
 Grads: TypeAlias = Sequence[Tensor | None]
 
@@ -128,6 +129,8 @@ class Op(Frozen):
 
     #: when a compiled loop is faster than array functions in eager execution; "if large": for operands with many elements
     faster_compiled: ClassVar[Literal["always", "if large", "never"]] = "if large"
+    #: kinds of device on which a compiled loop of `expression` computes the op; on other kinds, copies of memory or array functions are faster
+    loops_on: ClassVar[DeviceKinds] = ("cpu", "cuda")
     #: True if eager execution compiles the op at its first run, because one loop serves operands of all sizes
     compiles_at_once: ClassVar[bool] = False
 

@@ -38,6 +38,16 @@ def _stream(counter: Array) -> int:
     return int(counter[0])
 
 
+def _flat_index(box: Box) -> Expression:
+    """Return the flat index in the logical tensor of the element of a shard, which is the box `box` of the tensor."""
+    axes = len(box.whole)
+    strides = [math.prod(box.whole[i + 1 :]) for i in range(axes)]
+    flat = f.constant(sum(map(math.prod, zip(box.start, strides, strict=True))), int64)
+    for axis, stride in enumerate(strides):
+        flat = f.index(axis - axes) * stride + flat
+    return flat
+
+
 class RandomSource(Source):
     """Base class of random sources.  `box` is the box of the logical tensor that the result contains; None for the whole tensor."""
 
@@ -76,6 +86,15 @@ class RandomSource(Source):
 
     #: draw(drawn) -> the sampled elements, flat
     draw: ClassVar[Callable[..., Array]]
+    #: sampled(words) -> the formula of an element; words(plane) are 32 random bits of the element, as int64
+    sampled: ClassVar[Callable[..., Expression]]
+
+    def expression(self, *counter: TensorType) -> tuple[Expression, ...]:
+        """Return the formula of `draw`. A device reads the run counter from its memory, so the host does not wait."""
+        stream = f.number(0, int64) if counter else f.constant(0, int64)
+        flat, key = _flat_index(self.drawn_box()), philox.key_of(self.seed, self.key)
+        value = self.sampled(lambda plane: f.philox(flat, stream, key, plane))
+        return (f.cast(f.cast(value, self.dtype.arithmetic), self.dtype),)
 
     @classmethod
     def _cases(cls, op: Op) -> Iterator[Sample]:
@@ -96,6 +115,14 @@ class RandomUniform(RandomSource):
         u += u.dtype.type(self.low)
         return u
 
+    def sampled(self, words: Callable[[int], Expression]) -> Expression:
+        if self.dtype is float64:
+            high, low = f.cast(words(0), float64) * 2.0**21, f.cast(f.right_shift(words(1), 11), float64)
+            u = (high + low) * 2.0**-53
+        else:
+            u = f.cast(f.right_shift(words(0), 8), float32) * 2.0**-24
+        return u * (self.high - self.low) + self.low
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield from cls._cases(cls((5, 70), float64, "w", seed=1, low=-2.0, high=3.0))
@@ -113,6 +140,12 @@ def _normal(drawn: philox.Drawn, plane: int = 0) -> Array:
     return u
 
 
+def _normal_formula(words: Callable[[int], Expression], plane: int = 0) -> Expression:
+    """Return the formula of `_normal`."""
+    u, v = ((f.cast(words(plane + k), float64) + 0.5) * 2.0**-32 for k in range(2))
+    return f.sqrt(f.log(u) * -2.0) * f.cos(v * (2.0 * math.pi))
+
+
 class RandomNormal(RandomSource):
     """Normal random numbers: y ~ N(mean, std^2)."""
 
@@ -125,6 +158,9 @@ class RandomNormal(RandomSource):
         z *= self.std
         z += self.mean
         return z
+
+    def sampled(self, words: Callable[[int], Expression]) -> Expression:
+        return _normal_formula(words) * self.std + self.mean
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -150,6 +186,12 @@ class TruncatedNormal(RandomSource):
                 z[far] = _normal(replace(drawn, elements=index[far]), 2 * again)
         return xp.clip(z, -2.0, 2.0) * self.std + self.mean
 
+    def sampled(self, words: Callable[[int], Expression]) -> Expression:
+        z = _normal_formula(words)
+        for again in range(1, REDRAWS + 1):
+            z = f.where(f.absolute(z) > 2.0, _normal_formula(words, 2 * again), z)
+        return f.clip(z, -2.0, 2.0) * self.std + self.mean
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield from cls._cases(cls((9, 11), float64, "w", mean=1.0, std=0.1))
@@ -170,6 +212,10 @@ class RandomInt(RandomSource):
     def draw(self, drawn: philox.Drawn) -> Array:
         xp, word = drawn.stream.xp, drawn.bits().astype(np.uint64)
         return (word * xp.uint64(self.high - self.low) >> xp.uint64(32)).astype(xp.int64) + self.low
+
+    def sampled(self, words: Callable[[int], Expression]) -> Expression:
+        product = words(0) * (self.high - self.low)  # below 2^64, so the upper half is the same with and without a sign
+        return f.bitwise_and(f.right_shift(product, 32), philox.MASK) + self.low
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -208,11 +254,7 @@ class DropoutMask(Indexed):
 
     def expression(self, x: TensorType, counter: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
         box = whole_box(x.shape) if self.box is None else self.box
-        strides = [math.prod(box.whole[i + 1 :]) for i in range(x.ndim)]
-        number = f.constant(sum(map(math.prod, zip(box.start, strides, strict=True))), int64)
-        for axis, stride in enumerate(strides):
-            number = f.index(axis - x.ndim) * stride + number
-        drawn = f.philox(number, f.number(1, int64), philox.key_of(self.seed, self.key))
+        drawn = f.philox(_flat_index(box), f.number(1, int64), philox.key_of(self.seed, self.key))
         keep = f.greater_equal(drawn, min(round(self.rate * 2.0**32), philox.MASK))
         return (f.cast(f.where(keep, f.constant(1.0 / (1.0 - self.rate), x.dtype.arithmetic), 0.0), x.dtype),)
 

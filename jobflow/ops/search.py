@@ -10,6 +10,9 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, DType, TensorType, Xp, int64
+from jobflow.expressions import language as f
+from jobflow.expressions.index_space import LOOKED_UP, IndexSpace
+from jobflow.expressions.language import Expression
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, sample
 from jobflow.ops.pointwise import sample_data
 
@@ -21,6 +24,7 @@ class SearchSorted(Op):
     """
 
     precision = "any"
+    loops_on = ("cuda",)
     right: bool = False
     dtype: DType = int64
 
@@ -51,6 +55,31 @@ class SearchSorted(Op):
         merged = xp.zeros(order.shape, xp.int64)
         merged[xp.arange(len(order))[:, None], order] = counts
         y[...] = (merged[:, n:] if self.right else merged[:, :m]).reshape(values.shape)
+
+    def index_space(self, *types: TensorType) -> IndexSpace:
+        rows, values = types
+        axes = tuple(range(values.ndim))
+        return IndexSpace(values.shape or (1,), ((*axes[: rows.ndim - 1], LOOKED_UP), axes, axes))
+
+    def expression(self, rows: TensorType, values: TensorType) -> tuple[Expression, ...] | None:  # type: ignore[override]
+        """Return the number of elements before the insertion index, found from its highest bit to its lowest."""
+        size, value = rows.shape[-1], f.element(1, values.dtype)
+        if not size:
+            return None
+        count: Expression = f.constant(0, int64)
+        for bit in reversed(range(size.bit_length())):
+            more = count + (1 << bit)
+            row = f.looked_up(0, rows.dtype, f.minimum(more, size) - 1)
+            count = f.where(f.logical_and(f.less_equal(more, size), self._precedes(row, value)), more, count)
+        return (f.cast(count, self.dtype),)
+
+    def _precedes(self, row: Expression, value: Expression) -> Expression:
+        """Return True if an element of a row is before the insertion index of a value."""
+        before = f.less_equal(row, value) if self.right else f.less(row, value)
+        if not value.dtype.is_float:
+            return before
+        is_nan = f.isnan(value)
+        return f.logical_or(before, is_nan if self.right else f.logical_and(is_nan, f.logical_not(f.isnan(row))))
 
     def grad(self, *tensors: Any) -> Grads:
         return None, None

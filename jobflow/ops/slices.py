@@ -11,6 +11,10 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp, type_of
+from jobflow.expressions import language as f
+from jobflow.expressions.index_space import IndexSpace
+from jobflow.expressions.language import Expression
+from jobflow.expressions.moved_elements import all_of, element_at, index_in_window, space_of_copies
 from jobflow.ops.axes import expand_dims, squeeze
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, ViewOp, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, sample_data
@@ -69,6 +73,19 @@ class Slice(ViewOp):
     def view(self, x: Array) -> Array:
         return x[(*self.at, ...)]
 
+    def indices(self, shape: Sequence[int], changed: Sequence[bool]) -> tuple[dict[int, Expression], Expression]:
+        """Return the index in the slice along each axis i with changed[i], for an index of a tensor of this `shape`.
+
+        The second result is a truth value: False outside of the slice, where the indices are those of its nearest element.
+        """
+        at, inside = dict[int, Expression](), []
+        for axis, (start, step, n) in enumerate(zip(self.starts, self.steps, shape, strict=True)):
+            if changed[axis]:
+                count = len(range(*self.at[axis].indices(n)))
+                at[axis], there = index_in_window(f.index(axis - len(shape)), start, step, count)
+                inside.append(there)
+        return at, all_of(inside)
+
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         box = inputs[0]
         stops = [n if full else stop for n, full, stop in zip(box.shape, self.full(box.whole), self.stops, strict=True)]
@@ -87,6 +104,7 @@ class Slice(ViewOp):
 class CopyInto(Op):
     """Copy into zeros of `shape`: y[target] = x[source], for a rank whose shard contains a part of the elements of a slice."""
 
+    loops_on = ("cuda",)
     shape: tuple[int, ...]
     source: Slice
     target: Slice
@@ -104,6 +122,19 @@ class CopyInto(Op):
         y.fill(0)
         y[(*self.target.at, ...)] = x[self.source.at]
 
+    def _changed(self, x: TensorType) -> list[bool]:
+        return [not (a and b) for a, b in zip(self.source.full(x.shape), self.target.full(self.shape), strict=True)]
+
+    def index_space(self, *types: TensorType) -> IndexSpace:
+        return space_of_copies(self.infer(*types), self._changed(*types))
+
+    def expression(self, x: TensorType) -> tuple[Expression, ...] | None:  # type: ignore[override]
+        if not self.source.infer(x).size:
+            return None
+        at, inside = self.target.indices(self.shape, self._changed(x))
+        source = {axis: i * self.source.steps[axis] + self.source.starts[axis] for axis, i in at.items()}
+        return (f.where(inside, element_at(0, x, source), 0),)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls((4, 3), Slice((1, 0), (4, 3), (2, 1)), Slice((2, 0), (4, 3), (1, 1))), sample_data(1, 5, 3), differentiable=())
@@ -112,6 +143,7 @@ class CopyInto(Op):
 class SliceGrad(Op):
     """Adjoint of Slice: zeros of `shape` with dx[window] = dy."""
 
+    loops_on = ("cuda",)
     shape: tuple[int, ...]
     window: Slice
 
@@ -129,6 +161,18 @@ class SliceGrad(Op):
     def kernel(self, xp: Xp, dy: Array, dx: Array) -> None:
         dx.fill(0)
         dx[self.window.at] = dy
+
+    def _changed(self) -> list[bool]:
+        return [not full for full in self.window.full(self.shape)]
+
+    def index_space(self, *types: TensorType) -> IndexSpace:
+        return space_of_copies(self.infer(*types), self._changed())
+
+    def expression(self, dy: TensorType) -> tuple[Expression, ...] | None:  # type: ignore[override]
+        if not dy.size:
+            return None
+        at, inside = self.window.indices(self.shape, self._changed())
+        return (f.where(inside, element_at(0, dy, at), 0),)
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         inside, outside = self.window.met(outputs[0], inputs[0])
@@ -155,6 +199,7 @@ class Pad(Op):
     """Constant padding of x: pairs[i] = (before, after) elements of `value` along axis i."""
 
     precision = "any"
+    loops_on = ("cuda",)
     pairs: tuple[tuple[int, int], ...]
     value: float = 0.0
 
@@ -172,6 +217,17 @@ class Pad(Op):
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y.fill(self.value)
         self.inside(y)[...] = x
+
+    def index_space(self, *types: TensorType) -> IndexSpace:
+        return space_of_copies(self.infer(*types), [pair != (0, 0) for pair in self.pairs])
+
+    def expression(self, x: TensorType) -> tuple[Expression, ...] | None:  # type: ignore[override]
+        if not x.size:
+            return None
+        before = tuple(a for a, _ in self.pairs)
+        window = Slice(before, tuple(a + n for a, n in zip(before, x.shape, strict=True)), (1,) * x.ndim)
+        at, inside = window.indices(self.infer(x).shape, [pair != (0, 0) for pair in self.pairs])
+        return (f.where(inside, element_at(0, x, at), self.value),)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         starts = tuple(a for a, _ in self.pairs)

@@ -12,12 +12,16 @@ import numpy as np
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import Box, Rule, Sbp
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, dtype_of, float32, float64, int32, int64
-from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
+from jobflow.expressions import language as f
+from jobflow.expressions.index_space import IndexSpace
+from jobflow.expressions.language import Expression
+from jobflow.ops.op import LETTERS, DeviceKinds, Op, Sample, apply, sample
 
 
 class Source(Op):
     """Base class of tensors that depend on attributes only.  Any axis may be split; a rank computes only its box."""
 
+    loops_on: ClassVar[DeviceKinds] = ("cuda",)
     shape: tuple[int, ...]
     dtype: DType
     unshown: ClassVar[frozenset[str]] = frozenset({"shape", "dtype"})
@@ -27,6 +31,9 @@ class Source(Op):
 
     def rule(self) -> Rule:
         return Rule(f"->{LETTERS[: len(self.shape)]}")
+
+    def index_space(self, *inputs: TensorType) -> IndexSpace:
+        return IndexSpace(self.shape or (1,), (*((None,) * x.ndim for x in inputs), tuple(range(len(self.shape)))))
 
     def grad(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return ()
@@ -81,6 +88,9 @@ class Constant(Source):
     def kernel(self, xp: Xp, y: Array) -> None:
         y[...] = self.value
 
+    def expression(self, *types: TensorType) -> tuple[Expression, ...]:
+        return (f.constant(self.value, self.dtype),)
+
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls((5, 3), float64, 0.1))
@@ -126,6 +136,12 @@ class Arange(Source):
         index = xp.arange(self.offset, self.offset + self.shape[0], dtype=xp.int64)
         y[...] = index * self.delta + self.start
 
+    def expression(self, *types: TensorType) -> tuple[Expression, ...]:
+        product = _times(f.index(-1) + self.offset, self.delta)
+        whole = product.dtype is int64 and isinstance(self.start, int)
+        total = product + self.start if whole else f.cast(product, float64) + float(self.start)
+        return (f.cast(f.cast(total, self.dtype.arithmetic), self.dtype),)
+
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         ((start, stop),) = outputs[0].spans
         return replace(self, shape=(stop - start,), offset=self.offset + start)
@@ -134,6 +150,10 @@ class Arange(Source):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls((7,), int64, 3, 2))
         yield sample(cls((5,), float64, 0.5, -0.1))
+
+
+def _times(index: Expression, delta: float) -> Expression:
+    return index * delta if isinstance(delta, int) else f.cast(index, float64) * delta
 
 
 class Linspace(Source):
@@ -152,6 +172,13 @@ class Linspace(Source):
         delta = (self.end - self.start) / max(self.steps - 1, 1)
         forward, backward = self.start + index * delta, self.end - (self.steps - 1 - index) * delta
         y[...] = xp.where(index < max(self.steps // 2, 1), forward, backward)
+
+    def expression(self, *types: TensorType) -> tuple[Expression, ...]:
+        index, delta = f.index(-1) + self.offset, (self.end - self.start) / max(self.steps - 1, 1)
+        forward = self.start + f.cast(index, float64) * delta
+        backward = self.end - f.cast((self.steps - 1) - index, float64) * delta
+        value = f.where(index < max(self.steps // 2, 1), forward, backward)
+        return (f.cast(f.cast(value, self.dtype.arithmetic), self.dtype),)
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         ((start, stop),) = outputs[0].spans

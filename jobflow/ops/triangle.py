@@ -1,7 +1,4 @@
-"""Triangular parts of matrices: elements on one side of a diagonal of the last two axes, and a fill value on the other.
-
-The ops only copy, so they have no formula.
-"""
+"""Triangular parts of matrices: elements on one side of a diagonal of the last two axes, and a fill value on the other."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ from typing import ClassVar
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
+from jobflow.expressions import language as f
+from jobflow.expressions.language import Expression
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, sample
 from jobflow.ops.pointwise import call, sample_data
 
@@ -38,6 +37,11 @@ class Triangle(Op):
 
     #: mask(xp, x) -> the elements of the last two axes that y copies from x
     mask: ClassVar[Callable[..., Array]]
+    #: inside(row, column) -> True for an index of the last two axes at which y copies x
+    inside: ClassVar[Callable[..., Expression]]
+
+    def expression(self, x: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
+        return (f.where(self.inside(f.index(-2), f.index(-1)), f.element(0, x.dtype), self.fill),)
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = xp.where(self.mask(xp, x), x, x.dtype.type(self.fill))
@@ -62,12 +66,18 @@ class Tril(Triangle):
     def mask(self, xp: Xp, x: Array) -> Array:
         return xp.tri(*x.shape[-2:], self.diagonal, dtype=bool)
 
+    def inside(self, row: Expression, column: Expression) -> Expression:
+        return f.less_equal(column, row + self.diagonal)
+
 
 class Triu(Triangle):
     """Upper triangle: y[..., i, j] = x[..., i, j] where j - i >= diagonal, else fill."""
 
     def mask(self, xp: Xp, x: Array) -> Array:
         return ~xp.tri(*x.shape[-2:], self.diagonal - 1, dtype=bool)
+
+    def inside(self, row: Expression, column: Expression) -> Expression:
+        return f.greater_equal(column, row + self.diagonal)
 
 
 def _whole(what: str, diagonal: int) -> int:

@@ -14,6 +14,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int64
 from jobflow.expressions import language
+from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression, element, number
 from jobflow.ops.arithmetic import add
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, sample, types_tuple
@@ -142,6 +143,7 @@ class Increment(Updated, Pointwise):
 class NewValues(Op):
     """The new values that the update `op` would write to its variables, as tensors in separate memory; the variables do not change."""
 
+    loops_on = ("cuda",)
     op: Op
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
@@ -155,6 +157,12 @@ class NewValues(Op):
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         self.op.kernel(xp, *arrays)
+
+    def index_space(self, *types: TensorType) -> IndexSpace | None:
+        return self.op.index_space(*types)
+
+    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
+        return self.op.expression(*types)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

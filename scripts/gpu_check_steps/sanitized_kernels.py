@@ -1,10 +1,10 @@
-"""Run twelve printed kernels, each form once, under compute-sanitizer's memcheck and racecheck.
+"""Run sixteen printed kernels, each form once, under compute-sanitizer's memcheck and racecheck.
 
 python sanitized_kernels.py            # start compute-sanitizer on the following
 python sanitized_kernels.py --launch   # launch the kernels
 
-The forms: elements; rows that 16, 32 and 256 threads share; sums of columns; pooling; writes in place.  Arrays are allocated one by one, because
-memcheck cannot see accesses beyond an array inside CuPy's pool.
+The forms: elements; rows that 16, 32 and 256 threads share; sums of columns; pooling; writes in place; sorted sums; scans; sorts; copies of parts.
+Arrays are allocated one by one, because memcheck cannot see accesses beyond an array inside CuPy's pool.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jobflow.core.types import bfloat16, type_of  # noqa: E402
 from jobflow.kernels import registry  # noqa: E402
 from jobflow.kernels.cuda.launches import KernelLaunch  # noqa: E402
 from jobflow.kernels.target import target_of  # noqa: E402
-from jobflow.ops import arithmetic, norm, pool, reduce, softmax  # noqa: E402
+from jobflow.ops import arithmetic, index, norm, pool, reduce, scan, slices, softmax, sort  # noqa: E402
 from jobflow.ops.op import Op, types_tuple  # noqa: E402
 
 LAUNCHED = "launched: "
@@ -63,6 +63,10 @@ def cases() -> Iterator[tuple[str, Op, tuple[Any, ...]]]:
     images, window = floats(4, 3, 20, 20), ((3, 3), (2, 2), ((1, 1), (1, 1)))
     yield "pooling", pool.MaxPool(*window), (images,)
     yield "pooling, gradient", pool.MaxPoolGrad(*window), (images, floats(4, 3, 10, 10), floats(4, 3, 10, 10))
+    yield "sorted sums", index.UnsortedSegmentSum(0, 300), (floats(5000, 37), random.randint(-1, 301, 5000))
+    yield "scans", scan.CumSum(1), (floats(7, 1000),)
+    yield "sorts", sort.Sort(1), (floats(7, 1000),)
+    yield "copies of parts", slices.Concat(1), (floats(70, 9), floats(70, 30))
 
 
 def launch(cupy: Any, name: str, op: Op, arrays: Sequence[Any]) -> None:

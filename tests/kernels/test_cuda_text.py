@@ -136,7 +136,7 @@ def test_every_op_equals_its_expression(every: int, tmp_path: Path) -> None:
         space = op.index_space(*types)
         with np.errstate(all="ignore"):
             values = evaluate(expressions, views[0], np, space.shape if space else outputs[0].shape)
-        expected.append((f"{case} {arrays[0].dtype}", views[1], values))
+        expected.append((f"{case} {outputs[0].dtype}", views[1], values))
     kernels.run()
     for what, targets, values in expected:
         for target, value in zip(targets, values, strict=True):

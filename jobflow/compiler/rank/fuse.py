@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
+from jobflow.compiler.rank.joined_space import fits_in_loop
 from jobflow.compiler.rank.local import Builder, Join, LocalInstruction, LocalValue, RankProgram
 from jobflow.compiler.rank.views import StridedWindow, is_dense, views_of, windows, written_over
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.kernels.patterns import Fold
-from jobflow.kernels.region import expression_on
 from jobflow.ops.layout_ops import SliceBox
 from jobflow.ops.op import Op
 from jobflow.ops.update import Updated
@@ -90,7 +90,8 @@ def absorb_makers(program: RankProgram) -> RankProgram:
                 or (among_updates and any(i in stored or i in over for i in maker.inputs))
             ):
                 continue
-            in_loop = program.target.fusion and _fits_in_loop(step) and any(map(_fits_in_loop, (maker, *after[step.outputs[0]])))
+            kind = program.target.kind
+            in_loop = program.target.fusion and fits_in_loop(step, kind) and any(fits_in_loop(x, kind) for x in (maker, *after[step.outputs[0]]))
             both, name = (None, "") if in_loop else _absorbed(folds, step, index, maker)
             if both is not None:
                 steps.remove(maker)
@@ -101,11 +102,6 @@ def absorb_makers(program: RankProgram) -> RankProgram:
         if len(step.outputs) == 1:
             makers[step.outputs[0]] = step
     return replace(program, steps=tuple(steps), hits=tuple(hits))
-
-
-def _fits_in_loop(step: LocalInstruction) -> bool:
-    """Return True if a region can contain the instruction."""
-    return isinstance(step.action, Op) and expression_on(step.action, *(value.type for value in step.inputs)) is not None
 
 
 def _absorbed(folds: Iterable[Fold], step: LocalInstruction, index: int, maker: LocalInstruction) -> tuple[LocalInstruction | None, str]:

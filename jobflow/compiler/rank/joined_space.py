@@ -13,6 +13,7 @@ from jobflow.expressions.index_space import LOOKED_UP, Places, broadcasting
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.region import expression_on, space_on
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
+from jobflow.kernels.target import Kind
 from jobflow.ops.op import Op
 
 #: primitives that depend on the positions of the axes in the index space
@@ -23,6 +24,11 @@ def expressions_of(step: LocalInstruction) -> tuple[Expression, ...]:
     """Return the expressions of an operation; () if it has none."""
     assert isinstance(step.action, Op)
     return expression_on(step.action, *(value.type for value in step.inputs)) or ()
+
+
+def fits_in_loop(step: LocalInstruction, kind: Kind) -> bool:
+    """Return True if a region on this kind of device can contain the instruction."""
+    return isinstance(step.action, Op) and kind in step.action.loops_on and bool(expressions_of(step))
 
 
 @dataclass(frozen=True)

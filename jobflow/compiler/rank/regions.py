@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
-from jobflow.compiler.rank.joined_space import JoinedSpace, expressions_of, joined_space
+from jobflow.compiler.rank.joined_space import JoinedSpace, fits_in_loop, joined_space
 from jobflow.compiler.rank.live_bytes import LiveBytes
 from jobflow.compiler.rank.local import Join, LocalInstruction, LocalValue
 from jobflow.compiler.rank.order import NotFused, Ordered, dependencies
@@ -105,7 +105,7 @@ class _RegionBuilder:
         touching: dict[LocalValue, set[int]] = {}  # indices in `groups`
         for i in stretch:
             step = self.steps[i]
-            if not isinstance(step.action, Op) or isinstance(step.action, ViewOp) or not expressions_of(step):
+            if isinstance(step.action, ViewOp) or not fits_in_loop(step, self.ordered.program.target.kind):
                 continue
             facts = self.facts[i] = facts_of(step)
             why = self.alone.get(step) or _unsuited(step, facts, self)

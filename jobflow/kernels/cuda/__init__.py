@@ -1,8 +1,13 @@
 """The tier "nvrtc" of GPUs: implementations of operations by generated kernels and cuBLAS.
 
     fused_kernels      operations with an expression, and regions, printed as CUDA C and compiled by NVRTC when a program is bound
+    adaptive_kernels   pooling to a requested output size
+    copy_kernels       copies of parts of tensors: views that strides do not allow, slices, concatenation
     cublas_products    matrix products, written directly to their output
     pooling_kernels    pooling, one kernel per operation
+    scan_kernels       running sums, products and extremes
+    segment_kernels    sums of rows with equal indices, in a fixed order
+    sort_kernels       sorts of lines of up to 2,048 elements
 
 CuPy computes all other operations.  The tests compile the kernel texts for several GPUs, and run them on the host with emulated CUDA built-ins.
 None of the kernels has run on a GPU.
@@ -10,6 +15,16 @@ None of the kernels has run on a GPU.
 
 #: module of operations -> the modules of this package that register implementations of them
 MODULES: dict[str, tuple[str, ...]] = {
+    "ops.adaptive_pool": ("adaptive_kernels",),
+    "ops.index": ("segment_kernels",),
     "ops.matmul": ("cublas_products",),
+    "ops.op": ("copy_kernels",),
     "ops.pool": ("pooling_kernels",),
+    "ops.row_update": ("segment_kernels",),
+    "ops.running_extremes": ("scan_kernels",),
+    "ops.sampled_classes": ("segment_kernels",),
+    "ops.scan": ("scan_kernels",),
+    "ops.scatter": ("segment_kernels",),
+    "ops.scatter_reduce": ("segment_kernels",),
+    "ops.sort": ("sort_kernels",),
 }

@@ -34,7 +34,7 @@ _UNSIGNED = {"int": "unsigned int", "long long": "unsigned long long"}
 #: CUDA math functions with the same name in `language`, and those with another name
 _SAME = (
     *("sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf", "erfc"),
-    *("floor", "ceil", "rint", "trunc", "copysign", "fmod", "ldexp", "fma"),
+    *("floor", "ceil", "rint", "trunc", "copysign", "fmod", "ldexp", "fma", "nextafter"),
 )
 _NAMED = {
     **{name: name for name in _SAME},
@@ -81,6 +81,16 @@ FUNCTIONS: dict[str, str] = {
   for (unsigned long long n = (unsigned long long)exponent; n; n >>= 1, square *= square)
     if (n & 1) result *= square;
   return (T)result;
+}""",
+    "gcd_of": """template <typename T> static __device__ T gcd_of(T a, T b) {  // by Euclid; wraps around for the smallest integer
+  unsigned long long x = a < T(0) ? 0ULL - (unsigned long long)a : (unsigned long long)a;
+  unsigned long long y = b < T(0) ? 0ULL - (unsigned long long)b : (unsigned long long)b;
+  while (y) {
+    const unsigned long long rest = x % y;
+    x = y;
+    y = rest;
+  }
+  return (T)x;
 }""",
     "whole": """template <typename T, typename X> static __device__ T whole(X x, X low, X beyond, T least) {  // that for NaN
   return x >= low && x < beyond ? (T)x : least;
@@ -240,6 +250,7 @@ PRINTED: dict[str, Print] = {
     "maximum": _template("larger"),
     "minimum": _template("smaller"),
     "sign": _template("sign"),
+    "gcd": _template("gcd_of"),
     "quotient": lambda x, operands: f"({value_type(x.dtype)})({operands[0]} / {operands[1]})",
     "power": _power,
     "negative": _negative,

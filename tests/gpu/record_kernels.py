@@ -1,0 +1,106 @@
+"""Recorder of the kernels that compute each operation on a GPU, in data/op_kernels.txt.
+
+    python tests/gpu/record_kernels.py            print the counts; the exit code is 1 if the record differs
+    python tests/gpu/record_kernels.py --write    write the record
+
+Neither a GPU nor CuPy is needed: implementations choose by types, shapes and strides.  A line is an operation and the implementations of its samples
+in float32 and bfloat16.  CuPy's array functions compute the operations of the last lines, and some samples of others, for the stated reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TARGET = HERE / "data" / "op_kernels.txt"
+if __name__ == "__main__":
+    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "ops"), str(HERE)]
+
+from on_device import OPS, cases  # noqa: E402
+
+from jobflow.core.types import TensorType, bfloat16, contiguous_strides, float32, type_of  # noqa: E402
+from jobflow.kernels import registry  # noqa: E402
+from jobflow.kernels.target import target_of  # noqa: E402
+from jobflow.ops.op import Op, types_tuple  # noqa: E402
+
+#: implementations by array functions
+ARRAY_FUNCTIONS = ("kernel",)
+_MATRICES = "cuSOLVER factorizes matrices"
+_UNKNOWN_SIZE = "the size of its result depends on the elements"
+_CONVOLUTION = "convolutions are products of windows until a library computes them"
+_RECURRENCE = "a recurrence is a loop of products over the steps"
+_CHECK = "an assertion also reports the rejected element to the host"
+_PATHS = "a dynamic program over the steps of a sequence"
+#: operations without a printed kernel -> the reason
+REASONS = {
+    **dict.fromkeys(
+        ("Det", "Cofactor", "SlogDet", "MatrixExp", "Inverse", "Solve", "PseudoInverse", "Cholesky", "QR", "SVD", "Eigh", "Lu", "PivotMatrix"),
+        _MATRICES,
+    ),
+    **dict.fromkeys(("UniqueWithCounts", "Argwhere", "OrdinalCodes"), _UNKNOWN_SIZE),
+    "SampleClasses": "it sorts all classes by Thrust",
+    **dict.fromkeys(("Conv", "ConvGradInput", "ConvGradWeight"), _CONVOLUTION),
+    **dict.fromkeys(("Rnn", "RnnGrad", "Lstm", "LstmGrad", "Gru", "GruGrad"), _RECURRENCE),
+    **dict.fromkeys(("RuntimeAssertion", "IndexAssertion", "WeightAssertion", "FiniteAssertion"), _CHECK),
+    "CachedAttention": "products with a number of rows that the host reads",
+    "MaxPoolPick": "a second gradient, which no model of the examples needs",
+    "UserGradient": "no plan contains it",
+    **dict.fromkeys(("CtcLoss", "CtcPaths", "CtcLossGrad", "CtcGreedyDecoder"), _PATHS),
+}
+
+
+def chosen(cls: type[Op]) -> Iterator[registry.Chosen]:
+    """Yield the choice for each sample of an operation, on dense arrays with elements."""
+    target = target_of("gpu")
+    for case, arrays in cases(cls):
+        dtypes = {type_of(a).dtype for a in arrays if type_of(a).dtype.is_float} or {float32}
+        types = types_tuple(case.op.infer(*map(type_of, arrays)))
+        if dtypes <= {float32, bfloat16} and all(type.size for type in types):
+            inputs = [placeholder(type_of(a), k) for k, a in enumerate(arrays)]
+            outputs = [inputs[case.op.alias[k]] if k in case.op.alias else placeholder(type, 99 + k) for k, type in enumerate(types)]
+            yield registry.choose(case.op, target, inputs, outputs)
+
+
+def placeholder(type: TensorType, number: int) -> Any:
+    return registry.at(type, contiguous_strides(type.shape, type.dtype.itemsize), (number + 1) << 40)
+
+
+def table() -> dict[str, tuple[str, str]]:
+    """Return the implementations of each operation of the package, and why array functions compute some or all of its samples."""
+    rows = {}
+    for name, cls in OPS.items():
+        if cls.__module__.startswith("jobflow.ops."):
+            choices = list(chosen(cls))
+            names = sorted({choice.implementation.name for choice in choices} - set(ARRAY_FUNCTIONS))
+            reasons = {why for choice in choices if choice.implementation.name in ARRAY_FUNCTIONS for _, why in choice.refused[:1]}
+            rows[name] = ", ".join(names), "; ".join(sorted(reasons)) if names else REASONS.get(name.partition(".")[2], "no reason")
+    return rows
+
+
+def recorded() -> list[str]:
+    """Return the lines of the record."""
+    rows = table()
+    count = sum(bool(names) for names, _ in rows.values())
+    lines = [f"# {count} of {len(rows)} operations have a printed kernel or a call of cuBLAS; made by record_kernels.py"]
+    lines += [f"{name}: {names}" + (f"; array functions: {why}" if why else "") for name, (names, why) in rows.items() if names]
+    lines += [f"{name}: array functions: {why}" for name, (names, why) in rows.items() if not names]
+    return lines
+
+
+def main() -> int:
+    lines = recorded()
+    print(lines[0].removeprefix("# "))
+    if "--write" in sys.argv[1:]:
+        TARGET.write_text("\n".join(lines) + "\n")
+        return 0
+    before = TARGET.read_text().splitlines() if TARGET.exists() else []
+    for line in (*(f"- {x}" for x in before if x not in lines), *(f"+ {x}" for x in lines if x not in before)):
+        print(line)
+    return int(before != lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
