@@ -4,9 +4,9 @@
     order    1 3 0 2          the entries, sorted by segment; equal segments keep their order
     bounds   0 1 2 4          the first sorted entry of each segment
 
-A pass of the stable sort orders four bits.  A block sorts a tile of 2,048 entries: `digit_counts` counts the digits of each tile, `digit_offsets`
+A pass of the stable sort orders four bits.  A block sorts a tile of 2,048 entries.  `digit_counts` counts the digits of each tile, `digit_offsets`
 adds up the counts, and `digit_moves` moves the entries.  The sums of a segment are added in the order of its entries, as in a loop over the
-entries, so equal inputs give equal bits on every GPU.  There are no atomic additions.
+entries.  Equal inputs therefore give equal bits on every GPU.  There are no atomic additions.
 """
 
 from __future__ import annotations
