@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def placeholder(type: TensorType, number: int) -> Any:
     return registry.at(type, contiguous_strides(type.shape, type.dtype.itemsize), (number + 1) << 40)
 
 
+@cache
 def table() -> dict[str, tuple[str, str]]:
     """Return the implementations of each operation of the package, and why array functions compute some or all of its samples."""
     rows = {}

@@ -111,6 +111,7 @@ def test_too_many_segments_are_refused() -> None:
     assert why == "1048576 entries or 4294967296 segments exceed 32-bit indices"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(bool(nvidia_compiler.missing()), reason=nvidia_compiler.missing() or "nothing is missing")
 @pytest.mark.parametrize("text", [print_sort(), *(print_segments(dtype_named(name)) for name in TYPES)], ids=["sort", *TYPES])
 def test_kernels_compile_without_a_gpu(text: str) -> None:

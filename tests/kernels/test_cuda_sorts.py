@@ -32,11 +32,12 @@ def long_cases() -> Any:
 
 
 @pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
-def test_kernels_equal_the_operations(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.full)])
+def test_kernels_equal_the_operations(every: int, tmp_path: Path) -> None:
     texts, runs = [], []
-    every = [(case, arrays, kernel, text) for cls, kernel, text in ALL for case, arrays in cases(cls)]
-    every += [(case, arrays, SortKernel, print_sort) for case, arrays in long_cases()]
-    for number, (case, arrays, kernel, text) in enumerate(every):
+    cases_of_all = [(case, arrays, kernel, text) for cls, kernel, text in ALL for case, arrays in cases(cls)]
+    cases_of_all += [(case, arrays, SortKernel, print_sort) for case, arrays in long_cases()]
+    for number, (case, arrays, kernel, text) in enumerate(cases_of_all[3::every]):
         expected = host_results(case.op, arrays)
         inner, outer = laws.ORDERS[number % 5]
         inputs = [inner(a) for a in arrays]
@@ -53,7 +54,7 @@ def test_kernels_equal_the_operations(tmp_path: Path) -> None:
             one, other = (np.where(array != array, 0, array) for array in (single(theirs), single(ours)))
             assert np.array_equal(ours != ours, theirs != theirs), what
             laws.close(other, one, TOLERANCE[theirs.dtype.name], laws.magnitude(one), what)
-    assert len(runs) > 50
+    assert len(runs) > 50 // every
 
 
 def test_lines_longer_than_shared_memory_are_refused() -> None:
@@ -61,6 +62,7 @@ def test_lines_longer_than_shared_memory_are_refused() -> None:
     assert SortKernel().refuses(Sort(1), [x], [x, x]) == "2049 elements along the axis; a block sorts at most 2048"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(bool(nvidia_compiler.missing()), reason=nvidia_compiler.missing() or "nothing is missing")
 def test_kernels_compile_without_a_gpu() -> None:
     x, places = np.zeros((3, LONGEST), np.float64), np.zeros((3, LONGEST), np.int64)

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cuda.compiled_text import compiler
-from jobflow.kernels.cuda.fused import KernelLaunch, placeholders
+from jobflow.kernels.cuda.fused import placeholders
 from jobflow.kernels.cuda.kernel_text import THREADS, functions_for
+from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.pooling_kernels import addresses
 from jobflow.kernels.cuda.primitives import from_memory, stored_type, to_memory, value_type
 from jobflow.kernels.registry import register

@@ -56,8 +56,9 @@ def _columns(op: PackColumns, inputs: Sequence[Array], y: Array) -> Iterator[Par
     yield y.reshape(x.shape[::-1], copy=False), x.T
 
 
-def _pieces(op: PackPieces | UnpackPieces | Assemble, inputs: Sequence[Array], y: Array) -> Iterator[Part]:
-    return op.copies(*inputs, y)
+def _pieces(op: Any, inputs: Sequence[Array], y: Array) -> Iterator[Part]:
+    copies: Iterator[Part] = op.copies(*inputs, y)
+    return copies
 
 
 def _concatenated(op: Concat, inputs: Sequence[Array], y: Array) -> Iterator[Part]:

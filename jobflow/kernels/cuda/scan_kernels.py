@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array
 from jobflow.kernels.cuda.compiled_text import compiler
-from jobflow.kernels.cuda.fused import KernelLaunch, placeholders
+from jobflow.kernels.cuda.fused import placeholders
 from jobflow.kernels.cuda.kernel_text import THREADS
+from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.pooling_kernels import addresses
 from jobflow.kernels.cuda.scan_text import NAME, by_blocks, print_scan
 from jobflow.kernels.registry import register

@@ -19,8 +19,9 @@ from jobflow.expressions.language import Expression
 from jobflow.kernels.argument_block import address
 from jobflow.kernels.cuda import fused
 from jobflow.kernels.cuda.compiled_text import compiler
-from jobflow.kernels.cuda.fused import KernelLaunch, placeholders
+from jobflow.kernels.cuda.fused import placeholders
 from jobflow.kernels.cuda.kernel_text import THREADS
+from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.segment_text import BITS, DIGITS, TILE, print_segments, print_sort
 from jobflow.kernels.region import expression_on
 from jobflow.kernels.registry import at, register
@@ -254,6 +255,6 @@ def _placeholder(type: TensorType, number: int) -> Array:
 
 for _op in (UnsortedSegmentSum, DimScatterAdd, BatchSegmentSum, AddLocalRows):
     register(_op, "cuda", "nvrtc", SegmentSums())
-for _op in (Scatter, ScatterReduce):
-    register(_op, "cuda", "nvrtc", ScatteredValues())
+register(Scatter, "cuda", "nvrtc", ScatteredValues())
+register(ScatterReduce, "cuda", "nvrtc", ScatteredValues())
 register(RowUpdate, "cuda", "nvrtc", TableUpdate())
