@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jobflow.core.errors import JobflowError, counted
+from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.plan.plan import Compute
 from jobflow.runtime.device.cuda_copies import finish
+from jobflow.runtime.failed_assertions import located
 
 #: bytes of a result: the position of the first rejected element plus 1, or 0; and the element
 _AT, _VALUE = 8, 16
@@ -35,9 +37,9 @@ class AssertionResults:
         self._results: Array = device.allocate(size)
         self._hosts: list[Array] = [device.host_array(size, "uint8") for _ in range(_SIDES)]
         self._copied = [device.new_event() for _ in range(_SIDES)]
-        weakref.finalize(self, finish, self._copied).atexit = False
         #: copies that the host has not read, the oldest first
         self._pending: list[int] = []
+        weakref.finalize(self, _report_unread, self._pending, self._copied, self._hosts, instructions).atexit = False
         self._side = 0
         self._flag: Array | None = None
         self._fail: weakref.WeakMethod[Callable[[Compute, JobflowError], None]] | None = None
@@ -45,7 +47,7 @@ class AssertionResults:
     def calls(self, instruction: Compute, source: Array, target: Array) -> list[Call]:
         """Return the calls that check `source` and write the result to `target`."""
         assert isinstance(instruction.op, RuntimeAssertion)
-        at, value = self._parts(self._results, self._indices[id(instruction)])
+        at, value = _parts(self._results, self._indices[id(instruction)], instruction)
         arrays = (source, target, at, value)
         launches = None
         if self._prints:
@@ -85,18 +87,19 @@ class AssertionResults:
         """Wait for the results of the run, and return the failed assertions with their errors, in the order of the body."""
         side = self._pending.pop()
         self._device.wait(self._copied[side])
-        return self._failures(side)
+        return _failures(self._hosts[side], self.instructions)
 
     def raise_completed(self) -> None:
         """Raise the first error in the results that have been copied to the host; the updates run again afterwards."""
         while self._pending and self._copied[self._pending[0]].done:
-            failures = self._failures(self._pending.pop(0))
+            failures = _failures(self._hosts[self._pending.pop(0)], self.instructions)
             if failures:
                 self._raise(*failures[0])
 
     def _raise(self, instruction: Compute, error: JobflowError) -> None:
         assert self._flag is not None and self._fail is not None
-        later, self._pending = self._pending, []
+        later = tuple(self._pending)
+        self._pending.clear()
         for side in later:
             self._copied[side].synchronize()
         self._flag.fill(0)
@@ -109,21 +112,33 @@ class AssertionResults:
                 failure.add_note(f"{counted(len(later), 'later run')} of the job did not change variables either")
             raise
 
-    def _failures(self, side: int) -> list[tuple[Compute, JobflowError]]:
-        failed = []
-        for number, instruction in enumerate(self.instructions):
-            at, value = self._parts(self._hosts[side], number)
-            if at[0]:
-                assert isinstance(instruction.op, RuntimeAssertion)
-                failed.append((instruction, instruction.op.failure(value[0].item(), int(at[0]) - 1, instruction.inputs[0].type.shape)))
-        return failed
-
     def _copy(self) -> None:
         self._side = (self._side + 1) % _SIDES
         self._device.fetch_later(self._results, self._hosts[self._side], self._copied[self._side])
         self._pending.append(self._side)
 
-    def _parts(self, memory: Array, number: int) -> tuple[Array, Array]:
-        start = (_AT + _VALUE) * number
-        dtype = self.instructions[number].inputs[0].type.dtype
-        return memory[start : start + _AT].view("int64"), memory[start + _AT : start + _AT + dtype.itemsize].view(dtype.numpy)
+
+def _failures(host: Array, instructions: Sequence[Compute]) -> list[tuple[Compute, JobflowError]]:
+    """Return the failed assertions with their errors, in the order of the body, from a copy of the results on the host."""
+    failed = []
+    for number, instruction in enumerate(instructions):
+        at, value = _parts(host, number, instruction)
+        if at[0]:
+            assert isinstance(instruction.op, RuntimeAssertion)
+            failed.append((instruction, instruction.op.failure(value[0].item(), int(at[0]) - 1, instruction.inputs[0].type.shape)))
+    return failed
+
+
+def _parts(memory: Array, number: int, instruction: Compute) -> tuple[Array, Array]:
+    """Return the position and the element in result `number` of a block."""
+    start = (_AT + _VALUE) * number
+    dtype = instruction.inputs[0].type.dtype
+    return memory[start : start + _AT].view("int64"), memory[start + _AT : start + _AT + dtype.itemsize].view(dtype.numpy)
+
+
+def _report_unread(pending: Sequence[int], copied: Sequence[Any], hosts: Sequence[Array], instructions: Sequence[Compute]) -> None:
+    """Print the failure of a last run that nothing has waited for; its program is released."""
+    finish(copied)
+    for side in pending:
+        for instruction, error in _failures(hosts[side], instructions)[:1]:
+            notice(f"{located(error, instruction.where)}; the run changed no variable, and no result was read after it")

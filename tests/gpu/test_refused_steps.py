@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -88,7 +90,9 @@ def test_refused_step_changes_no_variable_and_the_host_waits_once(gpu: None, mon
 
 
 @pytest.mark.full
-def test_error_of_a_step_without_a_result_is_raised_by_the_next_wait(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_step_without_a_result_is_raised_by_the_next_wait(
+    gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     @flow.global_function(type="train")
     def train(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> None:
         loss_of(x, y)
@@ -105,6 +109,10 @@ def test_error_of_a_step_without_a_result_is_raised_by_the_next_wait(gpu: None, 
         np.testing.assert_array_equal(value, before[name], err_msg=name)
     train(X, GOOD)
     assert any(not np.array_equal(value, before[name]) for name, value in variables().items())
+    train(X, BAD)
+    flow.clear_default_session()
+    gc.collect()  # the error above refers to the program
+    assert re.search(MESSAGE, capsys.readouterr().err), "nothing has read the result of the last run"
 
 
 def test_second_run_launches_graphs(gpu: None) -> None:
