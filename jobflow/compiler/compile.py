@@ -1,6 +1,7 @@
 """The stages of the compiler in order.
 
     trace           record the job's body                             -> Graph
+    merge_attention replace chains of attention by one operation      -> Graph
     prepared        apply strategy and precision                      -> Graph
     differentiate   add gradients and updates                         -> Graph     (`unroll` differentiates per microbatch)
     guard           make updates conditional                          -> Graph
@@ -34,6 +35,7 @@ from dataclasses import replace
 
 from jobflow.compiler.front.differentiate import LogicalProgram, differentiate
 from jobflow.compiler.front.dynamic_loss_scale import guard
+from jobflow.compiler.front.merge_attention import with_attention
 from jobflow.compiler.front.microbatch import unroll
 from jobflow.compiler.front.pipeline_order import pipeline
 from jobflow.compiler.front.precision import lower_precision
@@ -57,13 +59,17 @@ from jobflow.compiler.rank.variable_writes import write
 from jobflow.compiler.rank.zero_copy import zero_copy_feeds
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.graph.traced import Traced
-from jobflow.kernels.target import Target
+from jobflow.kernels.target import CPU, Target
 from jobflow.plan.plan import Plan
 from jobflow.plan.storage import RankMemory, is_common
 
 
-def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
-    """Return the logical program: the graph of the whole job, independent of ranks."""
+def logical(program: Traced, outputs: Sequence[Value], target: Target = CPU) -> LogicalProgram:
+    """Return the logical program: the graph of the whole job, independent of ranks.
+
+    `target` is the target that all ranks share, and the CPU if they differ.
+    """
+    program, outputs = with_attention(program, outputs, target)
     if program.microbatches is None:
         batch = differentiate(*prepared(program, outputs))
     else:

@@ -21,6 +21,7 @@ from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.core.types import TensorType, float32
 from jobflow.engine.body import JobBody, Replacing
+from jobflow.engine.common_target import common_target
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.data_feed import Fed
 from jobflow.engine.job_config import FunctionConfig
@@ -147,7 +148,8 @@ class Job:
     def compile_traces(self, session: Session, traces: Sequence[Trace], number: int) -> Compiled:
         """Compile the program of all ranks from one trace per rank."""
         each = {id(trace): trace for trace in traces}
-        logical_of = {key: logical(program, returned_values(results)) for key, (program, results) in each.items()}
+        target = common_target(session)
+        logical_of = {key: logical(program, returned_values(results), target) for key, (program, results) in each.items()}
         physical_of = {key: distribute(program.graph) for key, program in logical_of.items()}
         programs = tuple([physical_of[id(trace)] for trace in traces])
         compare_devices(f"{self.name} at {self.where}", programs)

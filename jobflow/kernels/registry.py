@@ -149,6 +149,24 @@ def candidates(op: type[Op], target: Target) -> tuple[Implementation, ...]:
     return implementations
 
 
+def has_own(op: type[Op], target: Target) -> bool:
+    """Return True if a tier of the target has an implementation for exactly this type of operation."""
+    for tier in target.tiers:
+        if any(_modules_for(op, target.kind, tier)):
+            candidates(op, target)  # imports these modules, which register implementations
+            return any((op, target.kind, each) in _rows for each in target.tiers)
+    return False
+
+
+def accepts(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> bool:
+    """Return True if an implementation for exactly this type of operation accepts dense arrays of these types."""
+    if not has_own(type(op), target):
+        return False
+    arrays = _placeholders((*inputs, *outputs))
+    own = [each for tier in target.tiers for each in _rows.get((type(op), target.kind, tier), {}).values()]
+    return any(each.refuses(op, arrays[: len(inputs)], arrays[len(inputs) :]) is None for each in own)
+
+
 def _candidates(op: type[Op], target: Target) -> Iterator[Implementation]:
     for tier in target.tiers:
         for module in (*MODULES[tier], *_modules_for(op, target.kind, tier)):
@@ -217,8 +235,12 @@ def unsupported_reason(op: Op, target: Target, inputs: Sequence[TensorType], out
 
 @lru_cache(4096)
 def _unsupported_reason(op: Op, target: Target, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> str | None:
-    arrays = [at(type, contiguous_strides(type.shape, type.dtype.itemsize), (n + 1) << 40) for n, type in enumerate((*inputs, *outputs))]
+    arrays = _placeholders((*inputs, *outputs))
     return candidates(type(op), target)[0].refuses(op, arrays[: len(inputs)], arrays[len(inputs) :])
+
+
+def _placeholders(types: Sequence[TensorType]) -> list[Array]:
+    return [at(type, contiguous_strides(type.shape, type.dtype.itemsize), (n + 1) << 40) for n, type in enumerate(types)]
 
 
 def at(type: TensorType, strides: tuple[int, ...], address: int) -> Array:

@@ -26,6 +26,7 @@ from jobflow.core.filters import matches
 from jobflow.core.layout import Rule
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
+from jobflow.ops.attention import AttentionBase
 from jobflow.ops.op import ViewOp
 from jobflow.ops.source import ReadVariable
 from jobflow.strategies.strategy_class import Hints, Strategy
@@ -171,7 +172,9 @@ def work(node: Node) -> float:
 
 
 def flops(node: Node) -> float:
-    """Return the flops of a product summed over axes that two inputs share and the output lacks, and 0 for other operations."""
+    """Return the flops of a product summed over axes that two inputs share and the output lacks, and of attention; 0 for other operations."""
+    if isinstance(node.op, AttentionBase):
+        return node.op.flops(*(value.tensor_type for value in node.inputs))
     rule: Rule = node.op.rule(*(value.tensor_type for value in node.inputs))
     left, _, right = rule.spec.partition("->")
     words = left.split(",")

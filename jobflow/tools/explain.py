@@ -22,6 +22,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, SourceLine, counted, did_you_mean_or
 from jobflow.core.imports import ImportFailedError, module_named
 from jobflow.core.tables import TextTable
+from jobflow.engine.common_target import common_target
 from jobflow.engine.job import Job, job_of, returned_values
 from jobflow.engine.session import current_session
 from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
@@ -148,7 +149,7 @@ def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
     shapes = [shape[0] if d.per_device else shape for (_, d), shape in zip(job.signature.placeholders(), job.declared_shapes(session), strict=True)]
     program, results = job.trace(session, placement, shapes)
     outputs = returned_values(results)
-    graph = logical(program, outputs).graph
+    graph = logical(program, outputs, common_target(session)).graph
     sharded = shard(graph)
     return Explained(program.graph(outputs), graph, sharded, bucket(box(sharded)), devices, program.schedule)
 

@@ -292,10 +292,11 @@ class Tracer:
     ) -> tuple[Value, ...]:
         """Record a node again on other inputs, with `suffix` after its names; return the outputs.
 
-        `op`, `placement` and `provenance` replace the attributes of the node.
+        `op`, `placement` and `provenance` replace the attributes of the node.  Outputs that the node lacks are numbered.
         """
         types = types_tuple((op or node.op).infer(*(value.tensor_type for value in inputs)))
-        makes = [(type, value.name + suffix, value.local) for value, type in zip(node.outputs, types, strict=True)]
+        names = [value.name for value in node.outputs] + [f"{node.name}.{i}" for i in range(len(node.outputs), len(types))]
+        makes = [(type, name + suffix, node.outputs[0].local) for name, type in zip(names, types, strict=True)]
         return self._add(Node(op or node.op, tuple(inputs), makes, node.name + suffix, placement or node.placement, provenance or node.provenance))
 
     @contextmanager

@@ -5,6 +5,7 @@
     copy_kernels       copies of parts of tensors: views that strides do not allow, slices, concatenation
     cublas_products    matrix products, written directly to their output
     pooling_kernels    pooling, one kernel per operation
+    attention_kernels  attention and its gradients, without a value of [..., queries, keys]
     scan_kernels       running sums, products and extremes
     segment_kernels    sums of rows with equal indices, in a fixed order
     sort_kernels       sorts of lines of up to 2,048 elements
@@ -16,6 +17,7 @@ None of the kernels has run on a GPU.
 #: module of operations -> the modules of this package that register implementations of them
 MODULES: dict[str, tuple[str, ...]] = {
     "ops.adaptive_pool": ("adaptive_kernels",),
+    "ops.attention": ("attention_kernels",),
     "ops.index": ("segment_kernels",),
     "ops.matmul": ("cublas_products",),
     "ops.op": ("copy_kernels",),

@@ -36,6 +36,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.strategy import Distribution
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Training
+from jobflow.kernels.target import CPU
 from jobflow.nn.amp import Scaler
 from jobflow.nn.graph.building import Building
 from jobflow.nn.graph.built import Arguments, Built, Guard, Meta
@@ -240,16 +241,16 @@ class Graph:
         built = self._built(here, arguments)
         if self._loads_all:
             self._check_loaded(built)
-        bound = self._bound = Bound(here, built, self._loaded, self._memory, self._gpu(here, built, arguments))
+        bound = self._bound = Bound(here, built, self._loaded, self._memory, self._gpu(here, built.tensors, arguments))
         if self._verbosity is not None:
             print(repr(self) if self._verbosity == 0 else bound.text())
         return bound
 
-    def _gpu(self, here: EagerState, built: Built, arguments: Arguments) -> EagerGpu | None:
+    def _gpu(self, here: EagerState, tensors: Mapping[str, Tensor], arguments: Arguments) -> EagerGpu | None:
         """Return the GPU that holds the tensors of the graph on this rank; None for the host."""
         if not here.gpus:
             return None
-        return gpu_of_tensors(f"{self.name} at {user_line()}", (*arguments.leaves(), *built.tensors.items()))
+        return gpu_of_tensors(f"{self.name} at {user_line()}", (*arguments.leaves(), *tensors.items()))
 
     def _built(self, here: EagerState, arguments: Arguments) -> Built:
         metas = tuple(Meta(name, x.tensor_type, x.layout) for name, x in arguments.leaves())
@@ -262,9 +263,12 @@ class Graph:
         building, steps = first.building, first.steps
         tail = next(((other.program, other.outputs) for other in others), None)
         batch = None if whole is None else (whole.program, whole.outputs)
-        graph = logical(replace(first.program, tail=tail, whole=batch), first.outputs).graph
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
         local = all(layout is None for layout in layouts)
+        gpu = self._gpu(here, building.tensors, arguments)
+        # a rank does not know the devices of other ranks, and all ranks need the same program
+        target = CPU if gpu is None or (here.rank.size > 1 and not local) else gpu.target
+        graph = logical(replace(first.program, tail=tail, whole=batch), first.outputs, target).graph
         schedules = self._schedules
         guarded = {id(guard.tensor): guard for body in (first, *others, *([] if whole is None else [whole])) for guard in guards(body.building)}
         return Built(

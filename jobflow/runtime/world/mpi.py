@@ -319,7 +319,9 @@ class MpiWorld:
         self._commands = None if self.multi else CommandQueue(comm, here.control, here.queue, f"commands {here.opened}")
         mine = device(here.local)
         mine.activate()
-        self._rank = Rank(here.control.rank, self.size, mine, device_communicator(comm, mine, comm.exchange(mine.identity)))
+        devices = comm.exchange((mine.identity, mine.tag))
+        self.tags: Sequence[str] = tuple([tag for _, tag in devices])
+        self._rank = Rank(here.control.rank, self.size, mine, device_communicator(comm, mine, [identity for identity, _ in devices]))
         self._rank.compare = self._compare if self.multi else None
         self.ranks: Sequence[Rank] = (self._rank,)
 

@@ -23,6 +23,7 @@ class SoloWorld:
     def __init__(self, device: Device) -> None:
         self._rank = Rank(0, 1, device, SoloCommunicator(device))
         self.ranks: Sequence[Rank] = (self._rank,)
+        self.tags: Sequence[str] = (device.tag,)
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         if not self.ranks:

@@ -105,6 +105,7 @@ class ThreadsWorld:
     def __init__(self, devices: Sequence[Device]) -> None:
         self.size = len(devices)
         self.map = NodeMap.of_one(self.size)
+        self.tags: Sequence[str] = tuple([device.tag for device in devices])
         self._state = state = ThreadsState(self.size)
         identities = [device.identity for device in devices]
         comms = [device_communicator(ThreadsCommunicator(state, i, aligned_zeros), device, identities) for i, device in enumerate(devices)]

@@ -55,6 +55,8 @@ class World(Protocol):
     size: int
     #: the ranks of this process
     ranks: Sequence[Rank]
+    #: the kind of device of each rank, "cpu" or "gpu"
+    tags: Sequence[str]
     #: True if every process calls jobs itself, with its own arguments
     multi: bool
     map: NodeMap
