@@ -1,13 +1,90 @@
-"""Attention gradients with logsumexp -100 at key lengths near multiples of 128 (NaN in cudnn-frontend#628).
+"""Attention with logarithms of sums near -100, at key lengths near multiples of 128, forward and backward, beside float64 on the host.
 
-jobflow has no attention operation yet, so there is nothing to check.
+A library once returned NaN there (cudnn-frontend#628).  On the stub, the kernels are bound and compiled, and compute nothing.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-if importlib.util.find_spec("jobflow.ops.attention") is None:
-    print("NOT THERE jobflow has no attention operation", flush=True)
-else:
-    raise SystemExit("jobflow has an attention operation: check its gradient here, at key lengths 64, 128, 192, 1000 and 1024")
+import numpy as np
+
+TESTS = Path(__file__).resolve().parents[2] / "tests"
+sys.path[:0] = [str(TESTS / "gpu"), str(TESTS / "ops")]
+
+import on_device  # noqa: E402
+
+from jobflow.core.types import bfloat16, float32, type_of  # noqa: E402
+from jobflow.kernels import registry  # noqa: E402
+from jobflow.kernels.target import target_of  # noqa: E402
+from jobflow.ops.attention import Attention, AttentionGrad  # noqa: E402
+from jobflow.ops.op import types_tuple  # noqa: E402
+
+KEYS = (64, 128, 192, 1000, 1024)
+HEADS, QUERIES, SIZE = 2, 128, 64
+#: the logarithm of the sum of each row
+LOGARITHM = -100.0
+#: largest distance relative to the largest element: gradients of large elements of the keys cancel
+TOLERANCE = {"float32": 3e-3, "bfloat16": 0.1}
+
+
+def operands(keys: int, dtype: Any) -> list[Any]:
+    """Return queries, keys, values and an output gradient whose scores are near LOGARITHM - log(keys)."""
+    random = np.random.RandomState(keys)
+    q, k, v, dy = (random.standard_normal((1, HEADS, count, SIZE)) for count in (QUERIES, keys, keys, QUERIES))
+    q[..., 0], k[..., 0] = 8.0, (LOGARITHM - np.log(keys)) * SIZE**0.5 / 8.0
+    return [array.astype(dtype.numpy) for array in (q, k, v, dy)]
+
+
+def on_gpu(cupy: Any, op: Any, arrays: Sequence[Any]) -> list[Any]:
+    inputs = [cupy.asarray(array) for array in arrays]
+    outputs = [cupy.zeros(each.shape, each.dtype.numpy) for each in types_tuple(op.infer(*map(type_of, arrays)))]
+    for function, arguments in registry.bind(op, target_of("gpu", "auto"), on_device.Bench(cupy), inputs, outputs):
+        function(*arguments)
+    return [cupy.asnumpy(output) for output in outputs]
+
+
+def on_host(op: Any, arrays: Sequence[Any]) -> list[Any]:
+    wide = [array.astype(np.float64) for array in arrays]
+    outputs = [np.empty(each.shape) for each in types_tuple(op.infer(*map(type_of, wide)))]
+    op.kernel(np, *wide, *outputs)
+    return outputs
+
+
+def distance(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
+    """Return the largest relative distance of an output, and infinity for values that are not finite."""
+    pairs = [(on_device.single(a).astype(np.float64), b) for a, b in zip(ours, theirs, strict=True)]
+    return max(float(np.max(np.abs(a - b)) / np.max(np.abs(b))) if np.isfinite(a).all() else np.inf for a, b in pairs)
+
+
+def main() -> None:
+    stub = "JOBFLOW_GPU_STUB" in os.environ
+    cupy = importlib.import_module("cupy")
+    wrong = []
+    for keys in KEYS[:1] if stub else KEYS:
+        for dtype in (float32, bfloat16):
+            q, k, v, dy = operands(keys, dtype)
+            forward, backward = (cls(SIZE**-0.5) for cls in (Attention, AttentionGrad))
+            y, logarithms = on_gpu(cupy, forward, (q, k, v))
+            gradients = on_gpu(cupy, backward, (q, k, v, y, logarithms, dy))
+            if stub:
+                continue
+            expected = on_host(forward, (q, k, v))
+            far = max(distance((y, logarithms), expected), distance(gradients, on_host(backward, (q, k, v, *expected, dy))))
+            print("RESULT " + json.dumps({"keys": keys, "type": dtype.name, "distance": far}), flush=True)
+            if not far <= TOLERANCE[dtype.name]:
+                wrong.append(f"{keys} keys in {dtype.name}: {far:.2e}")
+    if wrong:
+        raise SystemExit(f"attention is far from float64: {'; '.join(wrong)}")
+    if stub:
+        print("NOT THERE the stub computes nothing; the kernels were bound", flush=True)
+
+
+if __name__ == "__main__":
+    main()
