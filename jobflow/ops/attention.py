@@ -148,7 +148,7 @@ class AttentionBase(Op):
         if hidden is not None:
             scores = xp.where(hidden, scores.dtype.type(self.fill), scores)
         if mask is not None:
-            scores = xp.where(mask, scores, scores.dtype.type(-math.inf)) if mask.dtype == bool else scores + mask
+            scores = xp.where(mask, scores, scores.dtype.type(-math.inf)) if mask.dtype == bool else scores + mask.astype(scores.dtype)
         return scores
 
     def dropout_factors(self, xp: Xp, dropped: Sequence[Array], like: Array) -> Array:
@@ -226,6 +226,7 @@ class Attention(AttentionBase):
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         q, k, v, *more, y, lse = arrays
+        q, k, v = (x.astype(lse.dtype) for x in (q, k, v))  # a GPU gets half precision
         mask, dropped = self.optional(more)
         k, v = (_with_heads(x, q.shape[-3], xp) for x in (k, v))
         if not k.shape[-2]:
@@ -243,7 +244,7 @@ class Attention(AttentionBase):
         weights /= total
         if dropped:
             weights *= self.dropout_factors(xp, dropped, weights)
-        y[...] = xp.matmul(weights, v)
+        y[...] = xp.matmul(weights, v).astype(y.dtype)
 
     def grad(self, *tensors: Any) -> Grads:
         count = len(tensors) - 4
@@ -308,23 +309,24 @@ class AttentionGrad(AttentionBase):
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         q, k, v, y, lse, dy, *more, dq, dk, dv = arrays
+        q, k, v, y, dy = (x.astype(lse.dtype) for x in (q, k, v, y, dy))
         mask, dropped = self.optional(more)
         groups = k.shape[-3]
         k, v = (_with_heads(x, q.shape[-3], xp) for x in (k, v))
         scores = self.scores(xp, q, k, mask)
-        weights = xp.exp(scores - lse[..., None].astype(scores.dtype))
+        weights = xp.exp(scores - lse[..., None])
         dweights = xp.matmul(dy, v.swapaxes(-1, -2))
         used = weights
         if dropped:
             factors = self.dropout_factors(xp, dropped, weights)
             used, dweights = weights * factors, dweights * factors
-        dv[...] = _by_group(xp.matmul(used.swapaxes(-1, -2), dy), groups)
+        dv[...] = _by_group(xp.matmul(used.swapaxes(-1, -2), dy), groups).astype(dv.dtype)
         dscores = weights * (dweights - (dy * y).sum(axis=-1, keepdims=True)) * q.dtype.type(self.scale)
         hidden = self.hidden(xp, scores)
         if hidden is not None:
             dscores = xp.where(hidden, dscores.dtype.type(0), dscores)
-        dq[...] = xp.matmul(dscores, k)
-        dk[...] = _by_group(xp.matmul(dscores.swapaxes(-1, -2), q), groups)
+        dq[...] = xp.matmul(dscores, k).astype(dq.dtype)
+        dk[...] = _by_group(xp.matmul(dscores.swapaxes(-1, -2), q), groups).astype(dk.dtype)
 
     def grad(self, *tensors: Any) -> Grads:
         return through(self.decompose, tensors[:-6], tensors[-3:])
