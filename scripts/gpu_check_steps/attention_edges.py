@@ -42,7 +42,7 @@ def operands(keys: int, dtype: Any) -> list[Any]:
     return [array.astype(dtype.numpy) for array in (q, k, v, dy)]
 
 
-def on_gpu(cupy: Any, op: Any, arrays: Sequence[Any]) -> list[Any]:
+def by_kernels(cupy: Any, op: Any, arrays: Sequence[Any]) -> list[Any]:
     inputs = [cupy.asarray(array) for array in arrays]
     outputs = [cupy.zeros(each.shape, each.dtype.numpy) for each in types_tuple(op.infer(*map(type_of, arrays)))]
     for function, arguments in registry.bind(op, target_of("gpu", "auto"), on_device.Bench(cupy), inputs, outputs):
@@ -50,7 +50,7 @@ def on_gpu(cupy: Any, op: Any, arrays: Sequence[Any]) -> list[Any]:
     return [cupy.asnumpy(output) for output in outputs]
 
 
-def on_host(op: Any, arrays: Sequence[Any]) -> list[Any]:
+def in_float64(op: Any, arrays: Sequence[Any]) -> list[Any]:
     wide = [array.astype(np.float64) for array in arrays]
     outputs = [np.empty(each.shape) for each in types_tuple(op.infer(*map(type_of, wide)))]
     op.kernel(np, *wide, *outputs)
@@ -71,12 +71,12 @@ def main() -> None:
         for dtype in (float32, bfloat16):
             q, k, v, dy = operands(keys, dtype)
             forward, backward = (cls(SIZE**-0.5) for cls in (Attention, AttentionGrad))
-            y, logarithms = on_gpu(cupy, forward, (q, k, v))
-            gradients = on_gpu(cupy, backward, (q, k, v, y, logarithms, dy))
+            y, logarithms = by_kernels(cupy, forward, (q, k, v))
+            gradients = by_kernels(cupy, backward, (q, k, v, y, logarithms, dy))
             if stub:
                 continue
-            expected = on_host(forward, (q, k, v))
-            far = max(distance((y, logarithms), expected), distance(gradients, on_host(backward, (q, k, v, *expected, dy))))
+            expected = in_float64(forward, (q, k, v))
+            far = max(distance((y, logarithms), expected), distance(gradients, in_float64(backward, (q, k, v, *expected, dy))))
             print("RESULT " + json.dumps({"keys": keys, "type": dtype.name, "distance": far}), flush=True)
             if not far <= TOLERANCE[dtype.name]:
                 wrong.append(f"{keys} keys in {dtype.name}: {far:.2e}")
