@@ -24,7 +24,8 @@ _DEFAULTS = {"cpu": bfloat16, "cuda": float16}
 class autocast:
     """A `with` block or decorator inside which matrix products and convolutions of float32 tensors run in half precision.
 
-    Losses, norms and other reductions run in float32; other operations run in the type of their inputs.  Gradients of float32 tensors are float32.
+    Losses, norms and other reductions run in float32; other operations run in the widest type of their inputs.  The bias of a product has the type of
+    the product.  Gradients of float32 tensors are float32.
     `dtype` is bfloat16 or float16, by default bfloat16 for `device_type` "cpu", and float16 for "cuda".  Without a GPU, "cuda" has no effect, as in
     PyTorch.  `enabled=False` switches an outer block off.  `cache_enabled` has no effect.
 

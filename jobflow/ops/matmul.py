@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
-from jobflow.core.types import Array, DType, Tensor, TensorType, Xp
+from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression, element
 from jobflow.ops.indexed import Indexed
@@ -187,10 +187,8 @@ class BiasAdd(Indexed):
     axis: int
 
     in_place = OVER_FIRST
-
-    def autocast_dtype(self, half: DType, dtypes: Sequence[DType]) -> DType | None:
-        """Return the type of `value`, because the sum completes a product."""
-        return dtypes[0] if dtypes[0] is half and dtypes[1] is not half else super().autocast_dtype(half, dtypes)
+    #: the bias, because the sum completes a product
+    adapting = frozenset({1})
 
     def infer(self, value: TensorType, bias: TensorType) -> TensorType:
         same_dtype("bias_add", value=value, bias=bias)

@@ -72,7 +72,6 @@ class LayerNorm(RowNorm):
     Outputs: y, mean, inv_std.  A row consists of the axes from `begin` on; gamma and beta have its shape.
     """
 
-    precision = "follows"
     epsilon: float = 1e-5
     results = 3
 
@@ -216,7 +215,6 @@ def layer_norm(
 class RmsNorm(RowNorm):
     """RMS normalization: y = x inv_rms gamma, with inv_rms = 1 / sqrt(mean of x^2 + epsilon) of every row.  Outputs: y, inv_rms."""
 
-    precision = "follows"
     epsilon: float = 1e-5
     results = 2
 

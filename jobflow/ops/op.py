@@ -46,7 +46,8 @@ Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 #: `Op.in_place` of ops whose output may overwrite the first input, or either of two inputs
 OVER_FIRST: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0,)})
 OVER_EITHER: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0, 1)})
-#: precision of an op in mixed precision: "half", "follows" (half if a neighbour is half), "single" (float32), "any" (the precision of the inputs)
+#: precision of an op in mixed precision: "half"; "single" (float32); "follows" and "any" (the widest precision of the inputs).  If no product reads
+#: the result, "follows" means float32 in a compiled program
 Precision = Literal["half", "follows", "single", "any"]
 DeviceKinds: TypeAlias = tuple[Literal["cpu", "cuda"], ...]
 Types: TypeAlias = TensorType | tuple[TensorType, ...]
@@ -113,19 +114,26 @@ class Op(Frozen):
 
     #: output index -> inputs of the same type that the output may overwrite, because no element is read after its write
     in_place: ClassVar[Mapping[int, tuple[int, ...]]] = {}
-    #: the precision of the op in a job with mixed precision
+    #: the precision of the op in mixed precision
     precision: ClassVar[Precision] = "single"
+    #: indices of inputs that take the element type of the other inputs in mixed precision, such as the bias of a product
+    adapting: ClassVar[frozenset[int]] = frozenset()
 
-    def autocast_dtype(self, half: DType, dtypes: Sequence[DType]) -> DType | None:
-        """Return the element type to which `autocast` casts floating point inputs of the types `dtypes`, or None for no cast.
+    def autocast_dtype(self, half: DType, types: Sequence[TensorType]) -> DType | None:
+        """Return the element type to which mixed precision casts floating point inputs of the types `types`, or None for no cast.
 
-        Float64 is never cast.  Products are computed in `half`; the category "single", and ops with inputs of different types, in float32.
+        Products are computed in `half`, and the category "single" in float32.  Any other op is computed in the widest type of its inputs: in half
+        precision if all are, otherwise in float32.  `adapting` inputs and tensors without axes do not count.  Float64 is never cast.
         """
-        floats = {dtype for dtype in dtypes if dtype.is_float}
-        if not floats or float64 in floats or (self.precision in ("follows", "any") and len(floats) == 1):
+        floats = [type.dtype for type in types if type.dtype.is_float]
+        if not floats or float64 in floats:
             return None
-        target = half if self.precision == "half" else float32
-        return None if floats == {target} else target
+        if self.precision in ("half", "single"):
+            target = half if self.precision == "half" else float32
+        else:
+            counted = {type.dtype for i, type in enumerate(types) if type.dtype.is_float and type.shape and i not in self.adapting} or set(floats)
+            target = counted.pop() if len(counted) == 1 else float32
+        return None if all(dtype is target for dtype in floats) else target
 
     #: when a compiled loop is faster than array functions in eager execution; "if large": for operands with many elements
     faster_compiled: ClassVar[Literal["always", "if large", "never"]] = "if large"

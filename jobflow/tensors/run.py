@@ -101,7 +101,7 @@ def runs_chains(*inputs: TensorBase) -> bool:
 
 def autocasted(half: DType, op: Op, inputs: Sequence[T]) -> tuple[T, ...]:
     """Return the inputs of an operation under `autocast`, cast to the element type that the category of the operation selects."""
-    dtype = op.autocast_dtype(half, [x.tensor_type.dtype for x in inputs])
+    dtype = op.autocast_dtype(half, [x.tensor_type for x in inputs])
     if dtype is None:
         return tuple(inputs)
     with scope.using(autocast=None):

@@ -1,17 +1,25 @@
 """Traced program -> the same program with matrix products and convolutions in half precision.
 
-Every op has a category (`Op.precision`):
+Every op has a category (`Op.precision`).
 
-* ``half``     products and convolutions: always in half precision;
-* ``follows``  sums, activations, normalizations of rows, softmax ...: in half precision between two such ops;
-* ``any``      ops that only move, select or compare elements: in the precision of their inputs;
-* ``single``   all others, above all reductions and losses: in float32.
+* ``half``     products and convolutions, always in half precision.
+* ``single``   reductions, normalizations, losses and all others, always in float32.
+* ``follows``  sums, activations, softmax ..., in the widest precision of their inputs (`Op.autocast_dtype`).
+* ``any``      ops that only copy, select or compare elements, likewise.
+
+So a float32 tensor, such as an embedding or a normalized tensor, stays float32 in sums with half precision.  Such a tensor is the
+residual stream of a transformer, while the bias and the activation of a product are in half precision.  `flow.autocast` applies the same rule.
+A compiled program also contains the readers of each value, which this pass uses for one more rule.  An op of the category ``follows`` is in float32
+unless a product reads its result in half precision, directly or through other such ops.
 
 Only float32 is converted.  Variables, arguments, results, losses and watched values stay float32.  A variable is cast where it is
 used, once for all users in one scope.  The gradient of a cast is a cast, so gradients return in float32.  The pass runs before
-differentiation, so the backward pass of an op has the precision of the op.
+differentiation, so the backward pass of an op has the precision of the op, and saved values have it, too.
 
-Example: matmul, bias_add, relu, matmul, bias_add, mean, with 16 for half precision: 16 16 16 16 32 32.
+Examples, with 16 for half precision.
+
+    matmul, bias_add, relu, matmul, bias_add, mean:                               16 16 16 16 32 32
+    gather, layer_norm, matmul, bias_add, gelu, matmul, bias_add, add (gather):   32 32 16 16 16 16 32 32
 """
 
 from __future__ import annotations
@@ -22,10 +30,11 @@ from dataclasses import field
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.dataclass import dataclass
-from jobflow.core.types import DType, float32
+from jobflow.core.types import DType, TensorType, float32
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
 from jobflow.ops.elementwise import cast
+from jobflow.ops.op import Op
 
 
 def lower_precision(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
@@ -36,23 +45,32 @@ def lower_precision(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, 
     shown.update(program.training.losses if program.training is not None else ())
     with_gradient = {watch.value for watch in program.watches if watch.gradient}
     tracer = Tracer.onward(program)
-    lowering = _Halving(tracer, program.half, _in_half(program.nodes), shown, with_gradient)
+    lowering = _Halving(tracer, program.half, _in_half(program.nodes, program.half), shown, with_gradient)
     return tracer.rewritten(program, outputs, lowering.stand_in)
 
 
-def _in_half(nodes: Sequence[Node]) -> set[Node]:
-    """Return the nodes to compute in half precision, except nodes that accept any precision."""
-    always = {node for node in nodes if node.op.precision == "half" and _only_single(node)}
-    willing = {node for node in nodes if node.op.precision in ("follows", "any") and _only_single(node)}
-    behind: set[Node] = set()
+def _in_half(nodes: Sequence[Node], half: DType) -> set[Node]:
+    """Return the nodes to compute in half precision, except nodes of the category ``any``."""
+    possible: set[Node] = set()
+    narrow: set[Value] = set()
     for node in nodes:
-        if node in willing and any(value.node in always or value.node in behind for value in node.inputs):
-            behind.add(node)
-    before: set[Node] = set()
+        types = [value.tensor_type.with_dtype(half) if value in narrow else value.tensor_type for value in node.inputs]
+        if _only_single(node) and _computes_in(half, node.op, types):
+            possible.add(node)
+            narrow.update(value for value in node.outputs if value.dtype is float32)
+    chosen: set[Node] = set()
+    read_in_half: set[Value] = set()
     for node in reversed(nodes):
-        if node in always or node in before:
-            before.update(value.node for value in node.inputs if value.node in willing)
-    return always | {node for node in behind & before if node.op.precision == "follows"}
+        if node in possible and (node.op.precision == "half" or not read_in_half.isdisjoint(node.outputs)):
+            read_in_half.update(node.inputs)
+            chosen.add(node)
+    return {node for node in chosen if node.op.precision != "any"}
+
+
+def _computes_in(half: DType, op: Op, types: Sequence[TensorType]) -> bool:
+    """Return True if mixed precision computes the op in `half` for inputs of these types."""
+    target = op.autocast_dtype(half, types)
+    return target is half if target is not None else any(type.dtype is half for type in types)
 
 
 def _only_single(node: Node) -> bool:
@@ -84,9 +102,8 @@ class _Halving:
     def _dtype(self, node: Node, inputs: tuple[Value, ...]) -> DType:
         if node in self.chosen:
             return self.half
-        mine = [now for was, now in zip(node.inputs, inputs, strict=True) if was.dtype is float32]
-        takes = node.op.precision == "any" and _only_single(node) and all(now.dtype is self.half for now in mine)
-        return self.half if takes else float32
+        adapts = node.op.precision == "any" and _only_single(node)
+        return self.half if adapts and _computes_in(self.half, node.op, [value.tensor_type for value in inputs]) else float32
 
     def _cast(self, value: Value, dtype: DType) -> Value:
         value = self.before.get(value, value) if dtype is self.half else value
