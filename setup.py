@@ -24,6 +24,7 @@ TOKENIZERS = ["tokenizers>=0.21"]
 DOCS = [*TRAIN, "einops>=0.8", "mkdocs-material>=9.6", "mkdocstrings>=0.29", "mkdocstrings-python>=1.16"]
 PYTEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100"]
 CUDA_WITHOUT_GPU = ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14"]
+CUDA_WITHOUT_GPU += ["nvidia-cuda-nvdisasm>=13,<14"]
 TEST = [*PYTEST, *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD, *ONNX, *TOKENIZERS]
 TEST += ["safetensors>=0.5", "flatbuffers>=24.3", "einops>=0.8", "onnxruntime>=1.20"]
 

@@ -17,7 +17,7 @@ from jobflow.kernels.region import expression_on, space_on
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, of_columns, position
 from jobflow.ops.op import Op
 
-_MOST_AXES = 6
+MOST_AXES = 6
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _refused_space(known: Facts, outputs: Sequence[Expression], inputs: Sequence
         if any(target.size and address(target) == address(other) for other in targets[:k]):
             return f"output {k} has the address of another output"
     axes = len(loop_space(known, inputs, targets, shape).sizes)
-    return f"{axes} axes, more than {_MOST_AXES}" if axes > _MOST_AXES else ""
+    return f"{axes} axes, more than {MOST_AXES}" if axes > MOST_AXES else ""
 
 
 def loop_shape(known: Facts, inputs: Sequence[Array], targets: Sequence[Array]) -> tuple[int, ...]:
@@ -114,13 +114,13 @@ def _covers(y: Expression, known: Facts, target: Array, shape: tuple[int, ...], 
     """
     if y in known.per_column:
         return bool(shape) and target.shape[-1:] == shape[-1:] and target.size == shape[-1]
-    return target.shape == shape or bool(shape and target.shape == (*shape[:-1], 1) and _one_per_row(y, inputs))
+    return target.shape == shape or bool(shape and target.shape == (*shape[:-1], 1) and constant_in_rows(in_order([y]), inputs)[y])
 
 
-def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
-    """Return True if the expression has one value for all elements of a row."""
+def constant_in_rows(order: Sequence[Expression], inputs: Sequence[Array]) -> dict[Expression, bool]:
+    """Return, for each expression, whether it has one value for all elements of a row; `order` has arguments first."""
     constant: dict[Expression, bool] = {}
-    for y in in_order([x]):
+    for y in order:
         if y.primitive == "element":
             shape = inputs[position(y)].shape
             constant[y] = not shape or shape[-1] == 1
@@ -130,14 +130,18 @@ def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
             constant[y] = y.attribute != -1
         else:
             constant[y] = y.primitive in REDUCTIONS or all(constant[z] for z in y.arguments)
-    return constant[x]
+    return constant
 
 
 def loop_space(known: Facts, inputs: Sequence[Array], targets: Sequence[Array], shape: tuple[int, ...]) -> Space:
     """Return the space of the loop; scalars and unread inputs have stride 0 along every axis."""
-    read = [_along(known, k, inputs[k], shape) for k in range(len(inputs))]
     rows = known.rows or any(target.shape != shape for target in targets)
-    return space_of(shape, [*read, *(steps(target, shape) for target in targets)], rows, ordered=bool(known.per_column))
+    return space_of(shape, strides_along(known, inputs, targets, shape), rows, ordered=bool(known.per_column))
+
+
+def strides_along(known: Facts, inputs: Sequence[Array], targets: Sequence[Array], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the strides in bytes of the operands along the axes of a loop, inputs first."""
+    return [*(_along(known, k, array, shape) for k, array in enumerate(inputs)), *(steps(target, shape) for target in targets)]
 
 
 def _along(known: Facts, k: int, array: Array, shape: tuple[int, ...]) -> tuple[int, ...]:

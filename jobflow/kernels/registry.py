@@ -33,6 +33,7 @@ MODULES: dict[Tier, tuple[str, ...]] = {
     "numpy": ("jobflow.kernels.sequential",),
     "llvm": ("jobflow.kernels.compiled_loops",),
     "nvrtc": ("jobflow.kernels.cuda.fused_kernels",),
+    "exact": ("jobflow.kernels.cuda.fused_kernels",),
 }
 #: packages whose MODULES map a module of operations to its modules of implementations, which are imported when such an operation is bound
 PACKAGES: dict[tuple[Kind, Tier], str] = {

@@ -13,18 +13,20 @@ if TYPE_CHECKING:
     from jobflow.kernels.patterns import Patterns
 
 Kind: TypeAlias = Literal["cpu", "cuda"]
-#: the plain kernel of the operation; array functions and BLAS, prepared once; loops compiled for regions, by LLVM for CPUs and by NVRTC for GPUs
-Tier: TypeAlias = Literal["reference", "numpy", "llvm", "nvrtc"]
+#: the plain kernel of the operation; array functions and BLAS, prepared once; loops compiled for regions, by LLVM for CPUs and by NVRTC for GPUs;
+#: "exact" is NVRTC without fused multiply-add
+Tier: TypeAlias = Literal["reference", "numpy", "llvm", "nvrtc", "exact"]
 #: values of `flow.config.kernels`; "auto" is the fastest installed tier, see `cpu_tier`
-SETTINGS: dict[str, Tier] = {"auto": "llvm", "reference": "reference", "numpy": "numpy", "llvm": "llvm"}
-#: the same for GPUs, where "llvm" selects NVRTC, which CuPy requires anyway
-GPU_SETTINGS: dict[str, Tier] = {"auto": "nvrtc", "reference": "reference", "numpy": "numpy", "llvm": "nvrtc"}
+SETTINGS: dict[str, Tier] = {"auto": "llvm", "reference": "reference", "numpy": "numpy", "llvm": "llvm", "exact": "llvm"}
+#: the same for GPUs, where "llvm" selects NVRTC, which CuPy requires anyway; "exact" is for comparisons with CPUs, whose loops are always exact
+GPU_SETTINGS: dict[str, Tier] = {"auto": "nvrtc", "reference": "reference", "numpy": "numpy", "llvm": "nvrtc", "exact": "exact"}
 #: the tiers that may compute an operation in a plan of each tier, the best first
 TIERS: dict[Tier, tuple[Tier, ...]] = {
     "reference": ("reference",),
     "numpy": ("numpy", "reference"),
     "llvm": ("llvm", "numpy", "reference"),
     "nvrtc": ("nvrtc", "numpy", "reference"),
+    "exact": ("exact", "nvrtc", "numpy", "reference"),
 }
 
 
@@ -67,7 +69,7 @@ class Target:
 
 
 def cpu_tier(setting: str) -> Tier:
-    """Return the tier that a value of `flow.config.kernels` selects on CPUs; "auto" selects "numpy" if llvmlite is not installed."""
+    """Return the tier that a value of `flow.config.kernels` selects on CPUs; "auto" and "exact" select "numpy" without llvmlite."""
     return SETTINGS[setting] if fallback(setting) is None else "numpy"
 
 
@@ -76,9 +78,9 @@ def fallback(setting: str) -> str | None:
 
     A tier requested by name always applies.
     """
-    if setting != "auto" or SETTINGS[setting] != "llvm" or find_spec("llvmlite") is not None:
+    if setting not in ("auto", "exact") or find_spec("llvmlite") is not None:
         return None
-    return '"auto" is "numpy", because llvmlite is not installed'
+    return f'"{setting}" is "numpy", because llvmlite is not installed'
 
 
 @lru_cache
@@ -86,7 +88,7 @@ def target_of(tag: str, setting: str = "auto") -> Target:
     """Return the target of a device "cpu" or "gpu" under a setting of `flow.config.kernels`."""
     if tag == "gpu":
         tier = GPU_SETTINGS[setting]
-        return Target("cuda", tier, alignment=256, fusion=FusionLimits() if tier == "nvrtc" else None)
+        return Target("cuda", tier, alignment=256, fusion=FusionLimits() if tier in ("nvrtc", "exact") else None)
     tier = cpu_tier(setting)
     if tier == "reference":
         return Target("cpu", tier)

@@ -98,7 +98,8 @@ def diagnose(setup: Setup, tests: Sequence[str]) -> list[Step]:
 
 
 def dry(setup: Setup) -> list[Step]:
-    """Return all steps on the stub, then NVRTC compilation of the kernels."""
+    """Return all steps on the stub, then the machine code of hot kernels, and NVRTC compilation of all kernels."""
     example = f"{TESTS}::TestDevice::test_empty_values"
     texts = setup.program(STEPS / "compiled_texts.py", str(setup.temporary / "stub" / "texts"), "--cache", str(setup.cache))
-    return [*correct(setup), *speed(setup), *diagnose(setup, [example]), Step("compile", None, texts)]
+    code = setup.program(STEPS / "kernel_code.py", "--cache", str(setup.cache))
+    return [*correct(setup), *speed(setup), *diagnose(setup, [example]), Step("code", None, code), Step("compile", None, texts)]

@@ -80,14 +80,14 @@ def test_a_missing_tier_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         match=r'config.kernels\(.llvm.\) at .* needs llvmlite: pip install "jobflow-sbp\[jit\]"; use "numpy", which needs no other package',
     ):
         flow.config.kernels("llvm")
-    with pytest.raises(ConfigError, match="one of auto, reference, numpy, llvm; got 'lvm'"):
+    with pytest.raises(ConfigError, match="one of auto, reference, numpy, llvm, exact; got 'lvm'"):
         flow.config.kernels("lvm")
 
 
 def test_auto_skips_tiers_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [target.cpu_tier(setting) for setting in ("auto", "llvm", "numpy")] == ["llvm", "llvm", "numpy"]
+    assert [target.cpu_tier(setting) for setting in ("auto", "llvm", "numpy", "exact")] == ["llvm", "llvm", "numpy", "llvm"]
     monkeypatch.setattr(target, "find_spec", lambda name: None)
-    assert [target.cpu_tier(setting) for setting in ("auto", "llvm", "numpy")] == ["numpy", "llvm", "numpy"]
+    assert [target.cpu_tier(setting) for setting in ("auto", "llvm", "numpy", "exact")] == ["numpy", "llvm", "numpy", "numpy"]
     flow.config.kernels("auto")
     target.target_of.cache_clear()
     try:

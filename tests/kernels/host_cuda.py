@@ -7,6 +7,7 @@ compiled together.
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import shutil
 import subprocess
@@ -19,10 +20,9 @@ import numpy as np
 
 from jobflow.core.types import Array, DType
 from jobflow.expressions.language import Expression
-from jobflow.kernels.cuda.fused import launches, prepared
-from jobflow.kernels.cuda.kernel_text import NAME, print_kernel
-from jobflow.kernels.cuda.primitives import FUNCTIONS, NATIVE
-from jobflow.kernels.decompositions import lowered
+from jobflow.kernels.cuda.fused import PreparedKernel, launched, prepared
+from jobflow.kernels.cuda.kernel_text import NAME
+from jobflow.kernels.cuda.primitives import FUNCTIONS
 
 COMPILER = shutil.which("g++")
 
@@ -38,6 +38,10 @@ template <typename T> static T atomicMax(T *at, T b) { T before = *at; *at = max
 #define __device__
 #define __shared__
 #define __launch_bounds__(threads)
+
+struct uint2 { unsigned int x, y; };
+struct alignas(16) uint4 { unsigned int x, y, z, w; };
+static unsigned int __umulhi(unsigned int a, unsigned int b) { return (unsigned long long)a * b >> 32; }
 
 struct Place { unsigned int x, y, z; };
 static Place threadIdx, blockIdx, gridDim;
@@ -126,28 +130,34 @@ class HostKernels:
 
     def run(self) -> None:
         texts = dict[str, str]()
-        for case in self.cases:
-            ready = prepared(case.outputs, case.inputs, case.targets)
-            texts.setdefault(print_kernel(lowered(ready.outputs, NATIVE)[0], ready.form, "NAME"), f"{NAME}{len(texts)}")
-        loaded = library([text.replace("NAME", name) for text, name in texts.items()], self.folder)
-        for case in self.cases:
-            self._run(case, loaded, texts)
-
-    def _run(self, case: Case, loaded: Any, texts: dict[str, str]) -> None:
-        ready = prepared(case.outputs, case.inputs, case.targets)
-        name = texts[print_kernel(lowered(ready.outputs, NATIVE)[0], ready.form, "NAME")]
         scratch: list[Array] = []
 
         def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
-            scratch.append(np.full(shape, np.nan, dtype.numpy))
+            scratch.append(_aligned(shape, dtype))
             return scratch[-1]
 
-        def launcher(which: str, count: int, block: tuple[int, ...], arguments: tuple[Any, ...]) -> Any:
-            blocks = min(max(-(-count // 256), 1), 3)  # fewer than needed, so that kernels loop over the remaining elements
-            return launch, (loaded, which.replace(NAME, name), (blocks,), block, arguments)
+        stages = [[(ready, ready.text("NAME")) for ready in prepared(c.outputs, c.inputs, c.targets, allocate)] for c in self.cases]
+        for _, text in (one for kernels in stages for one in kernels):
+            texts.setdefault(text, f"{NAME}{len(texts)}")
+        loaded = library([text.replace("NAME", name) for text, name in texts.items()], self.folder)
+        for ready, text in (one for kernels in stages for one in kernels):
+            run_kernel(loaded, texts[text], ready)
 
-        for function, arguments in launches(launcher, allocate, ready):
-            function(*arguments)
+
+def _aligned(shape: tuple[int, ...], dtype: DType) -> Array:
+    """Return an array of NaN at an address that is a multiple of 256."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 256, np.uint8)
+    start = -memory.ctypes.data % 256
+    array = memory[start : start + size].view(dtype.numpy).reshape(shape)
+    array[...] = np.nan if dtype.is_float else 1
+    return array
+
+
+def run_kernel(loaded: Any, name: str, ready: PreparedKernel) -> None:
+    """Run a kernel of a library with fewer blocks than it needs, so that its loops run more than once."""
+    blocks, block, arguments = launched(ready)
+    launch(loaded, name, (min(blocks, 3),), block, arguments)
 
 
 def library(texts: Sequence[str], folder: Path) -> Any:

@@ -7,9 +7,10 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from jobflow.kernels.cuda.compiled_text import OPTIONS
+from jobflow.kernels.cuda.compiled_text import options
 
 
 def nvrtc() -> Path | None:
@@ -24,17 +25,18 @@ def missing() -> str:
     return "" if nvrtc() or shutil.which("nvcc") else "neither nvidia-cuda-nvrtc (pip install '.[gpu-checks]') nor nvcc is installed"
 
 
-def compiled(text: str, architecture: str) -> bytes:
-    """Return the machine code for an architecture such as "sm_90"."""
+def compiled(text: str, architecture: str, exact: bool = False) -> bytes:
+    """Return the machine code for an architecture such as "sm_90"; `exact` rounds products before they are added."""
     library = nvrtc()
-    return _by_nvcc(text, architecture) if library is None else _by_nvrtc(library, text, architecture)
+    flags = options(exact)
+    return _by_nvcc(text, architecture, flags) if library is None else _by_nvrtc(library, text, architecture, flags)
 
 
-def _by_nvrtc(library: Path, text: str, architecture: str) -> bytes:
+def _by_nvrtc(library: Path, text: str, architecture: str, flags: Sequence[str]) -> bytes:
     calls, program = ctypes.CDLL(str(library)), ctypes.c_void_p()
     assert calls.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"fused.cu", 0, None, None) == 0
-    options = [*(option.encode() for option in OPTIONS), f"--gpu-architecture={architecture}".encode()]
-    failed = calls.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    words = [*(flag.encode() for flag in flags), f"--gpu-architecture={architecture}".encode()]
+    failed = calls.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
     size = ctypes.c_size_t()
     if failed:
         calls.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -48,12 +50,12 @@ def _by_nvrtc(library: Path, text: str, architecture: str) -> bytes:
     return code.raw
 
 
-def _by_nvcc(text: str, architecture: str) -> bytes:
+def _by_nvcc(text: str, architecture: str, flags: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder, "fused.cu"), Path(folder, "fused.cubin")
         source.write_text(text)
         done = subprocess.run(
-            ["nvcc", *OPTIONS, f"-arch={architecture}", "-cubin", str(source), "-o", str(output)], capture_output=True, text=True, check=False
+            ["nvcc", *flags, f"-arch={architecture}", "-cubin", str(source), "-o", str(output)], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         return output.read_bytes()

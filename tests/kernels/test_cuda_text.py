@@ -82,6 +82,77 @@ def test_sums_of_rows_and_columns_equal_their_expressions(dtype: DType, tmp_path
                 np.testing.assert_allclose(target.reshape(value.shape), value, rtol=1e-3 if dtype is float32 else 1e-10, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [bfloat16, float32, float64], ids=str)
+def test_vectors_and_their_tails_equal_expressions(dtype: DType, tmp_path: Path) -> None:
+    """Compute products and sums in place, with a broadcast row, and at an address that is not aligned."""
+    x, y = f.element(0, dtype), f.element(1, dtype)
+    kernels, expected = HostKernels(tmp_path), []
+    for shape, other in (((1003,), (1003,)), ((8,), (8,)), ((7, 48), (48,)), ((7, 48), (7, 1)), ((3, 4, 32), (4, 1)), ((7, 50), (50,))):
+        for offset in (0, 1):
+            rng = np.random.default_rng(len(expected))
+            arrays = [rng.standard_normal(int(np.prod(s)) + offset)[offset:].reshape(s).astype(dtype.numpy) for s in (shape, other)]
+            target = arrays[0] if offset else np.empty(shape, dtype.numpy)
+            values = evaluate([x * y + x], arrays, np)
+            kernels.add([x * y + x], arrays, [target])
+            expected.append((shape, offset, target, values[0]))
+    kernels.run()
+    for shape, offset, target, value in expected:
+        assert same(target, value), (shape, offset)
+
+
+@pytest.mark.parametrize("width", [520, 1000, 1024, 2048, 4096, 5000, 8192])
+def test_rows_that_stay_in_registers_equal_their_expressions(width: int, tmp_path: Path) -> None:
+    x, weight = f.element(0, bfloat16), f.element(1, float32)
+    wide = f.cast(x, float32)
+    mean = f.row_sum(wide) / f.cast(f.columns(), float32)
+    away = wide - mean
+    outputs = [f.cast(away * f.rsqrt(f.row_sum(away * away)) * weight, bfloat16), mean, f.column_sum(away)]
+    arrays = [np.random.default_rng(width).standard_normal((5, width)).astype(bfloat16.numpy), np.ones(width, np.float32)]
+    targets = [np.empty((5, width), bfloat16.numpy), np.empty((5, 1), np.float32), np.empty(width, np.float32)]
+    kernels = HostKernels(tmp_path)
+    kernels.add(outputs, arrays, targets)
+    kernels.run()
+    for target, value in zip(targets, evaluate(outputs, arrays, np), strict=True):
+        np.testing.assert_allclose(single(target), single(value.reshape(target.shape)), rtol=1e-2, atol=1e-5)
+
+
+def test_sums_of_columns_of_many_rows_equal_their_expressions(tmp_path: Path) -> None:
+    """Several threads share a column of more than 4,096 rows; more than four sums need several kernels; columns may be adjacent rows in memory."""
+    x = f.element(0, float32)
+    kernels, expected = HostKernels(tmp_path), []
+    for shape, order in (((5000, 40), "C"), ((40000, 3), "C"), ((130, 33), "F"), ((130, 64), "F")):
+        array = np.asarray(np.random.default_rng(shape[0]).standard_normal(shape).astype(np.float32), order=order)
+        outputs = [x * 3.0, *(f.column_sum(x * float(k)) for k in range(1, 7))]
+        in_place = array.copy(order="K")
+        targets = [in_place, *(np.empty(shape[1], np.float32) for _ in outputs[1:])]
+        kernels.add(outputs, [in_place], targets)
+        expected.append((shape, targets, evaluate(outputs, [array], np)))
+    kernels.run()
+    for (rows, _), targets, values in expected:
+        for target, value in zip(targets, values, strict=True):
+            if rows <= 4096:
+                assert np.array_equal(target, value)
+            np.testing.assert_allclose(target, value, rtol=1e-5, atol=1e-3)
+
+
+def test_long_rows_equal_their_expressions(tmp_path: Path) -> None:
+    """Reduce a row of 70,001 elements in parts: its sum of squares, its norm, a softmax, and a sum with indices."""
+    x = f.element(0, float32)
+    e = f.exp(x - f.row_max(x))
+    position = f.cast(f.index(-1), float32)
+    kernels, expected = HostKernels(tmp_path), []
+    for shape in ((70001,), (2, 70000)):
+        array = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        for outputs in ([f.row_sum(x * x)], [f.sqrt(f.row_sum(x * x) / f.cast(f.columns(), float32))], [e / f.row_sum(e)], [f.row_sum(x * position)]):
+            target = np.empty(shape if outputs[0].primitive == "divide" else (*shape[:-1], 1), np.float32)
+            assert refuses(outputs, [array], [target]) is None
+            kernels.add(outputs, [array], [target])
+            expected.append((target, evaluate(outputs, [array.astype(np.float64)], np)[0]))
+    kernels.run()
+    for target, value in expected:
+        np.testing.assert_allclose(target, value, rtol=1e-4)
+
+
 def test_row_max_propagates_nan(tmp_path: Path) -> None:
     x = f.element(0, float32)
     array = np.random.default_rng(0).standard_normal((5, 600)).astype(np.float32)
@@ -104,9 +175,7 @@ def test_unsupported_operands_have_a_reason() -> None:
         refuses([f.reinterpret(half, bfloat16)], [a.astype(np.float16)], [a.astype(bfloat16.numpy)])
         == "a reinterpretation of float16 as bfloat16 cannot be printed as CUDA C"
     )
-    assert refuses([f.row_sum(x)], [np.zeros((2, 1 << 17), np.float32)], [np.zeros((2, 1), np.float32)]) == (
-        "2 rows of 131072 elements would leave most of a GPU idle"
-    )
+    assert refuses([f.row_sum(x)], [np.zeros((2, 1 << 17), np.float32)], [np.zeros((2, 1), np.float32)]) is None
     step, next_step = f.number(1, float32), f.element(1, float32) + 1.0
     one = np.zeros(1, np.float32)
     assert refuses([x * step, next_step], [a, one], [a, one]) == "output 1 shares memory with an input that other threads read"

@@ -13,8 +13,8 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.kernels.object_cache import ObjectCache
 
-#: C++17 for hexadecimal floats; no contraction, no flushing to zero, exact division and square root
-OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+#: C++17 for hexadecimal floats; no flushing to zero, exact division and square root
+OPTIONS = ("--std=c++17", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 #: blocks per multiprocessor; kernels loop over the remaining elements
 BLOCKS = 8
 
@@ -29,6 +29,11 @@ class KernelFunction:
     text: str
     #: the number of the GPU
     index: int
+
+
+def options(exact: bool) -> tuple[str, ...]:
+    """Return the options of NVRTC; without `exact`, a product and a sum become one fused multiply-add."""
+    return (*OPTIONS, f"--fmad={'false' if exact else 'true'}")
 
 
 @dataclass(frozen=True)
@@ -55,26 +60,27 @@ class TextCompiler:
         self.architecture: str = device.compute_capability
         self.blocks: int = BLOCKS * int(device.attributes["MultiProcessorCount"])
         self.cache = cache or ObjectCache()
-        self._modules: dict[str, LoadedText] = {}
+        self._modules: dict[tuple[str, bool], LoadedText] = {}
         self._lock = threading.Lock()
 
-    def module(self, text: str) -> LoadedText:
+    def module(self, text: str, exact: bool = False) -> LoadedText:
+        """Return the functions of a text; `exact` rounds products before they are added, as CPUs do."""
         with self._lock:
-            module = self._modules.get(text)
+            module = self._modules.get((text, exact))
             if module is None:
                 loaded = importlib.import_module("cupy.cuda.function").Module()
-                loaded.load(self._binary(text))
-                self._modules[text] = module = LoadedText(loaded, text, self.index)
+                loaded.load(self._binary(text, options(exact)))
+                self._modules[text, exact] = module = LoadedText(loaded, text, self.index)
         return module
 
-    def _binary(self, text: str) -> bytes:
+    def _binary(self, text: str, flags: tuple[str, ...]) -> bytes:
         version = importlib.import_module("cupy_backends.cuda.libs.nvrtc").getVersion()
-        key = hashlib.sha256("\0".join([*map(str, version), self.architecture, *OPTIONS, text]).encode()).hexdigest()
+        key = hashlib.sha256("\0".join([*map(str, version), self.architecture, *flags, text]).encode()).hexdigest()
         cached = self.cache.read(key)
         if cached is not None:
             return cached
         # RawModule would flush subnormal numbers to zero, even with --ftz=false
-        compiled, _ = self._nvrtc.compile_using_nvrtc(text, OPTIONS, self.architecture, "fused.cu")
+        compiled, _ = self._nvrtc.compile_using_nvrtc(text, flags, self.architecture, "fused.cu")
         # CuPy drops the last byte, which is zero: the driver loads the rest, but nvdisasm refuses it
         binary = (compiled if isinstance(compiled, bytes) else compiled.encode()) + b"\0"
         self.cache.write(key, binary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -9,23 +10,22 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.types import Array, TensorType, dtype_of
+from jobflow.core.types import Array, DType, TensorType, dtype_of
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.argument_block import address
 from jobflow.kernels.cuda.compiled_text import compiler, integer_argument
-from jobflow.kernels.cuda.kernel_text import NAME, THREADS, KernelForm, lanes_of, print_kernel
+from jobflow.kernels.cuda.kernel_form import THREADS, TILE, KernelForm, form_of, multiplier
+from jobflow.kernels.cuda.kernel_stages import FEW, Stage, is_long, stages
+from jobflow.kernels.cuda.kernel_text import NAME, print_kernel
 from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
 from jobflow.kernels.decompositions import lowered
 from jobflow.kernels.index_operands import with_index_operands
-from jobflow.kernels.loop_operands import facts, loop_form, loop_shape, loop_space, refused_columns, refused_operands
-from jobflow.kernels.loop_space import NON_CONTIGUOUS, OperandAccess, Space, stride_of_table
+from jobflow.kernels.loop_operands import MOST_AXES, facts, loop_form, loop_shape, refused_columns, refused_operands, strides_along
+from jobflow.kernels.loop_space import NON_CONTIGUOUS, OperandAccess, Space, space_of, stride_of_table
 from jobflow.kernels.registry import at
 from jobflow.ops.op import Binder, Call
-
-#: longest row, and fewest rows, of a kernel; few long rows leave most of a GPU idle, and libraries split them
-LONGEST, FEW = 1 << 16, 64
 
 
 @lru_cache(4096)
@@ -48,29 +48,42 @@ def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seq
         # another thread may read the memory after this one has written it
         if y not in known.per_column and any(inputs[i].shape != shape and np.may_share_memory(inputs[i], target) for i in known.types):
             return f"output {k} shares memory with an input that other threads read"
-    width = shape[-1] if shape else 1
-    rows = int(np.prod(shape)) // max(width, 1)
-    longest = LONGEST if known.rows else THREADS
-    if (known.rows or any(target.shape != shape for target in targets)) and width > longest and rows < FEW and not known.per_column:
-        return f"{rows} rows of {width} elements would leave most of a GPU idle"
+    rows = math.prod(shape[:-1])
+    if is_long(known.rows, shape) and (known.tables or len(shape) > MOST_AXES - 1):
+        return f"{rows} rows of {shape[-1]} elements would leave most of a GPU idle"
+    per_row = not known.rows and any(target.shape != shape for target in targets)
+    if per_row and shape[-1] > THREADS and rows < FEW:
+        return f"{rows} rows of {shape[-1]} elements would leave most of a GPU idle"
     return None
 
 
 def bind(
-    device: Binder, index: int, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], arrays: Sequence[Array]
+    device: Binder,
+    index: int,
+    outputs: Sequence[Expression],
+    inputs: Sequence[Array],
+    targets: Sequence[Array],
+    arrays: Sequence[Array],
+    exact: bool = False,
 ) -> list[Call]:
-    """Return the launches on GPU `index` that compute the outputs; `arrays` own the memory of the operands and stay alive."""
+    """Return the launches on GPU `index` that compute the outputs; `arrays` own the memory of the operands and stay alive.
+
+    `exact` rounds products before they are added.
+    """
     if any(target.size == 0 for target in targets):
         return []
-    ready = prepared(outputs, inputs, targets)
-    here = compiler(index)
-    module = here.module(print_kernel(lowered(ready.outputs, NATIVE)[0], ready.form))
+    here, scratch = compiler(index), list[Array]()
 
-    def launcher(name: str, threads: int, block: tuple[int, ...], arguments: tuple[Any, ...]) -> Call:
-        blocks = min(max(-(-threads // THREADS), 1), here.blocks)
-        return KernelLaunch(module.function(name), arrays), ((blocks,), block, arguments)
+    def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
+        scratch.append(device.scratch(shape, dtype))
+        return placeholders(scratch[-1:])[0]
 
-    return launches(launcher, device.scratch, ready)
+    calls: list[Call] = []
+    for ready in prepared(outputs, inputs, targets, allocate):
+        blocks, block, arguments = launched(ready)
+        function = here.module(ready.text(), exact).function(NAME)
+        calls.append((KernelLaunch(function, (*arrays, *scratch)), ((min(blocks, here.blocks),), block, arguments)))
+    return calls
 
 
 @dataclass(frozen=True)
@@ -81,54 +94,67 @@ class PreparedKernel:
     form: KernelForm
     space: Space
     operands: Sequence[Array]
+    #: results of sums of columns
+    sums: Sequence[Array] = ()
+
+    def text(self, name: str = NAME) -> str:
+        return print_kernel(lowered(self.outputs, NATIVE)[0], self.form, name)
 
 
-def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> PreparedKernel:
-    """Return the kernel of these outputs, prepared for these arrays."""
-    shape = loop_shape(facts(tuple(outputs)), inputs, targets)
-    outputs, index_operands = with_index_operands(outputs, len(inputs), shape)
-    known, read = facts(tuple(outputs)), [*inputs, *index_operands]
-    space = loop_space(known, read, targets, shape)
-    rows = known.rows or any(target.shape != shape for target in targets)
-    lanes = lanes_of(space.sizes[-1], bool(known.per_column)) if rows else 0
-    furthest = max((sum(abs(s) * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)) for a in (*inputs, *targets)), default=0)
-    wide = max(int(np.prod(space.sizes)), furthest) >= 1 << 30
-    form = KernelForm(loop_form(known, space, read, outputs, len(index_operands)), lanes, wide)
-    return PreparedKernel(outputs, form, space, [*read, *targets])
+def prepared(
+    outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], allocate: Callable[[tuple[int, ...], DType], Array]
+) -> list[PreparedKernel]:
+    """Return the kernels that compute these outputs for these arrays, in the order of their launches; `allocate` returns scratch memory."""
+    return [_prepared(stage) for stage in stages(outputs, inputs, targets, allocate)]
 
 
-def launches(
-    launcher: Callable[[str, int, tuple[int, ...], tuple[Any, ...]], Call], scratch: Callable[..., Array], ready: PreparedKernel
-) -> list[Call]:
-    """Return the launch of the kernel and, if columns are summed, of the kernel that adds up the sums of blocks.
+def _prepared(stage: Stage) -> PreparedKernel:
+    outputs, index_operands = with_index_operands(stage.outputs, len(stage.inputs), stage.shape)
+    known, read = facts(tuple(outputs)), [*stage.inputs, *index_operands]
+    strides = strides_along(known, read, stage.targets, stage.shape)
+    ordered = stage.kind in ("tiles", "totals")
+    space = Space(stage.shape, tuple(strides)) if stage.kind == "totals" else space_of(stage.shape, strides, stage.kind != "elements", ordered)
+    arrays = [*read, *stage.targets]
+    furthest = max((sum(abs(s) * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)) for a in (*stage.inputs, *stage.targets)), default=0)
+    wide = max(math.prod(space.sizes), furthest) >= 1 << 30
+    stored = outputs[: len(stage.targets)]
+    loop = loop_form(known, space, read, stored, len(index_operands))
+    form = form_of(stage.kind, outputs, loop, space, arrays, _aliased(stage), wide)
+    return PreparedKernel(outputs, form, space, arrays, stage.sums)
 
-    `launcher` builds a call from name, threads, block and arguments.
-    """
-    outputs, form, space = ready.outputs, ready.form, ready.space
-    known = facts(tuple(outputs))
-    rows = int(np.prod(space.sizes[:-1]))
-    columns = space.sizes[-1]
-    sums = [scratch((-(-rows // BLOCK), columns), x.dtype) for x in known.order if x.primitive == "column_sum"]
+
+def _aliased(stage: Stage) -> list[int]:
+    """Return the operands that share memory with another one, of which one at least is written."""
+    inputs = len(stage.inputs)
+    pairs = [(i, k) for k, target in enumerate(stage.targets) for i, a in enumerate(stage.inputs) if np.may_share_memory(a, target)]
+    return sorted({k for i, j in pairs for k in (i, inputs + j)})
+
+
+def launched(ready: PreparedKernel) -> tuple[int, tuple[int, ...], tuple[Any, ...]]:
+    """Return the number of blocks of a launch, the threads of a block, and the arguments."""
+    form, space = ready.form, ready.space
+    *outer, columns = space.sizes
+    rows = math.prod(outer)
     accesses = [*form.loop.inputs, *form.loop.outputs]
-
-    def arguments(chosen: Sequence[int]) -> tuple[Any, ...]:
-        words = [integer_argument(n, form.wide) for n in (columns, *space.sizes[:-1])]
-        for k in chosen:
-            words += [integer_argument(n, form.wide or accesses[k].counted) for n in _element_strides(accesses[k], space.strides[k])]
-            words += [integer_argument(stride_of_table(ready.operands[k]) // accesses[k].dtype.itemsize, form.wide)] if accesses[k].table else []
-        return (*(np.int64(address(ready.operands[k])) for k in chosen), *sums, *words)
-
-    everything = range(len(accesses))
-    if not form.lanes:
-        return [launcher(NAME, rows * columns, (THREADS,), arguments(everything))]
-    block = (form.lanes, THREADS // form.lanes)
-    calls = [launcher(NAME, (-(-rows // BLOCK) if sums else rows) * form.lanes, block, arguments(everything))]
-    if known.per_column:
-        inputs = len(form.loop.inputs)
-        scalars = [k for k, a in enumerate(form.loop.inputs) if a.inner == "number"]
-        chosen = [*scalars, *(inputs + k for k, x in enumerate(outputs) if x in known.per_column)]
-        calls.append(launcher(f"{NAME}_columns", columns, (THREADS,), arguments(chosen)))
-    return calls
+    tiles = -(-columns // TILE)
+    words = [integer_argument(n, form.wide) for n in (columns, *outer)]
+    sizes = {"columns": columns // form.vector, "tiles": tiles, **{f"n{axis}": n for axis, n in enumerate(outer)}}
+    words += [integer_argument(n, False) for name in form.divisors for n in multiplier(sizes[name])]
+    for k, access in enumerate(accesses):
+        words += [integer_argument(n, form.wide or access.counted) for n in _element_strides(access, space.strides[k])]
+        words += [integer_argument(stride_of_table(ready.operands[k]) // access.dtype.itemsize, form.wide)] if access.table else []
+    pointers = tuple(np.int64(address(a)) for a in (*ready.operands, *ready.sums))
+    match form.kind:
+        case "elements":
+            blocks, block = -(-(columns // form.vector * rows) // THREADS), (THREADS,)
+        case "rows":
+            blocks, block = -(-rows * form.lanes // THREADS), (form.lanes, THREADS // form.lanes)
+        case "tiles":
+            blocks, block = -(-rows // BLOCK) * tiles, (THREADS,)
+        case "totals":
+            width = min(THREADS // form.lanes, TILE)
+            blocks, block = -(-columns // width), (width, form.lanes)
+    return max(blocks, 1), block, (*pointers, *words)
 
 
 def _element_strides(access: OperandAccess, strides: Sequence[int]) -> list[int]:

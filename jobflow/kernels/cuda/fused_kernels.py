@@ -1,4 +1,4 @@
-"""The tier "nvrtc" of GPUs: operations that have an expression, and regions of them, as compiled kernels."""
+"""The tiers "nvrtc" and "exact" of GPUs: operations that have an expression, and regions of them, as compiled kernels."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from jobflow.ops.op import Binder, Call, Op
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """An implementation by one kernel launch, or by two launches if columns are summed."""
+    """An implementation by one kernel, or by up to three if rows and columns are reduced; see `kernel_stages`."""
 
     name: str = "nvrtc"
+    #: True if products are rounded before they are added
+    exact: bool = False
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
         expressions = expression_of(op, inputs)
@@ -32,7 +34,7 @@ class FusedKernel:
         expressions, views = expression_of(op, inputs), views_in_space(op, fused.placeholders(inputs), fused.placeholders(outputs))
         assert expressions is not None and views is not None
         index = int(outputs[0].device.id)
-        return fused.bind(device, index, expressions, *views, arrays=(*inputs, *outputs))
+        return fused.bind(device, index, expressions, *views, arrays=(*inputs, *outputs), exact=self.exact)
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,17 @@ class EachAlone:
     """An implementation for the members of a region without a fused kernel: each member runs by the best implementation on GPUs."""
 
     name: str = "nvrtc"
+    #: value of the option `kernels`
+    setting: str = "auto"
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
         return None
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return bind(op, target_of("gpu"), device, inputs, outputs)
+        return bind(op, target_of("gpu", self.setting), device, inputs, outputs)
 
 
 register(Op, "cuda", "nvrtc", FusedKernel())
+register(Op, "cuda", "exact", FusedKernel("exact", exact=True))
 register(Region, "cuda", "nvrtc", SequentialMembers(EachAlone()), rank=-1)
+register(Region, "cuda", "exact", SequentialMembers(EachAlone("exact", "exact")), rank=-1)

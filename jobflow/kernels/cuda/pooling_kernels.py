@@ -15,7 +15,8 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.kernels.cuda.compiled_text import compiler
 from jobflow.kernels.cuda.fused import placeholders
-from jobflow.kernels.cuda.kernel_text import THREADS, functions_for
+from jobflow.kernels.cuda.kernel_form import THREADS
+from jobflow.kernels.cuda.kernel_text import functions_for
 from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.primitives import from_memory, literal, stored_type, to_memory, value_type
 from jobflow.kernels.registry import register
@@ -52,7 +53,7 @@ def addresses(arrays: Sequence[Array]) -> tuple[object, ...]:
 def print_pooling(op: Op, arrays: Sequence[Array], name: str = NAME) -> str:
     """Print the kernel of an operation for arrays with these layouts; the output is the last array."""
     text = _Pooling(op, arrays)
-    pointers = [f"{'const ' if k < len(arrays) - 1 else ''}{stored_type(text.dtype)} *{pointer}" for k, pointer in enumerate(text.names)]
+    pointers = [f"{'const ' if k < len(arrays) - 1 else ''}{stored_type(text.dtype)} *__restrict__ {pointer}" for k, pointer in enumerate(text.names)]
     head = [f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(', f"    {', '.join(pointers)}) {{"]
     body = "\n".join([*head, *text.lines(), "}"]) + "\n"
     return "\n\n".join([*functions_for(body), body])
@@ -70,15 +71,19 @@ class _Pooling:
         self.names = ["x", "y", "dy", "dx"] if isinstance(op, MaxPoolGrad) else ["dy", "dx"] if self.backward else ["x", "y"]
         image, pooled = (arrays[-1], arrays[-2]) if self.backward else (arrays[0], arrays[-1])
         self.image, self.pooled = tuple(image.shape[2:]), tuple(pooled.shape[2:])
+        furthest = max(sum(abs(s) * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)) for a in arrays)
+        #: the type of indices, and the ending of their constants
+        self.index, self.ending = ("int", "") if max(furthest, arrays[-1].size) < 1 << 30 else ("long long", "LL")
 
     def lines(self) -> Iterator[str]:
         shape = self.arrays[-1].shape
         at = "j" if self.backward else "i"
-        yield f"  for (long long place = blockIdx.x * {THREADS}LL + threadIdx.x; place < {math.prod(shape)}LL; place += gridDim.x * {THREADS}LL) {{"
-        yield "    long long rest = place;"
+        places = f"place < {math.prod(shape)}{self.ending}; place += ({self.index})gridDim.x * {THREADS}"
+        yield f"  for ({self.index} place = ({self.index})blockIdx.x * {THREADS} + threadIdx.x; {places}) {{"
+        yield f"    {self.index} rest = place;"
         for axis in reversed(self.axes):
-            yield f"    const long long {at}{axis} = rest % {shape[2 + axis]}; rest /= {shape[2 + axis]};"
-        yield f"    const long long c = rest % {shape[1]}, n = rest / {shape[1]};"
+            yield f"    const {self.index} {at}{axis} = rest % {shape[2 + axis]}; rest /= {shape[2 + axis]};"
+        yield f"    const {self.index} c = rest % {shape[1]}, n = rest / {shape[1]};"
         start = literal(-math.inf if isinstance(self.op, MaxPool) else 0.0, self.dtype.arithmetic)
         yield f"    {self.value} value = {start};"
         if isinstance(self.op, AvgPool):
@@ -101,7 +106,10 @@ class _Pooling:
                 yield f"      value = value + {self._read(0, 'j')};"
                 yield "      ++count;"
             case AvgPoolGrad():
-                sizes = [f"(min({self._first(a)} + {k}, {self.image[a]}LL) - max({self._first(a)}, 0LL))" for a, k in enumerate(self.window.kernel)]
+                sizes = [
+                    f"(min({self._first(a)} + {k}, {self.image[a]}{self.ending}) - max({self._first(a)}, 0{self.ending}))"
+                    for a, k in enumerate(self.window.kernel)
+                ]
                 yield f"      value = value + {self._read(0, 'i')} / ({self.value})({' * '.join(sizes)});"
             case MaxPoolGrad():
                 yield f"      const {self.value} largest = {self._read(1, 'i')};"
@@ -126,21 +134,25 @@ class _Pooling:
 
     def _first(self, axis: int) -> str:
         """Return the C expression for the first position of a window along `axis`."""
-        return f"(i{axis} * {self.window.strides[axis]}LL - {self.window.padding[axis][0]}LL)"
+        return f"(i{axis} * {self.window.strides[axis]}{self.ending} - {self.window.padding[axis][0]}{self.ending})"
 
     def _along_to_image(self, axis: int, tap: str, prefix: str) -> str:
         position = f"{prefix}{axis}"
-        return f"const long long {position} = {self._first(axis)} + {tap}; if ({position} < 0 || {position} >= {self.image[axis]}) continue;"
+        return f"const {self.index} {position} = {self._first(axis)} + {tap}; if ({position} < 0 || {position} >= {self.image[axis]}) continue;"
 
     def _along_to_window(self, axis: int) -> str:
         stride, before = self.window.strides[axis], self.window.padding[axis][0]
         inside = f"d{axis} < 0 || d{axis} % {stride} || d{axis} / {stride} >= {self.pooled[axis]}"
-        return f"const long long d{axis} = j{axis} + {before} - k{axis}; if ({inside}) continue; const long long i{axis} = d{axis} / {stride};"
+        return f"const {self.index} d{axis} = j{axis} + {before} - k{axis}; if ({inside}) continue; const {self.index} i{axis} = d{axis} / {stride};"
 
     def _element(self, operand: int, at: str) -> str:
         size = self.dtype.itemsize
         steps = [stride // size for stride in self.arrays[operand].strides]
-        terms = [f"n * {steps[0]}LL", f"c * {steps[1]}LL", *(f"{at}{axis} * {steps[2 + axis]}LL" for axis in self.axes)]
+        terms = [
+            f"n * {steps[0]}{self.ending}",
+            f"c * {steps[1]}{self.ending}",
+            *(f"{at}{axis} * {steps[2 + axis]}{self.ending}" for axis in self.axes),
+        ]
         return f"{self.names[operand]}[{' + '.join(terms)}]"
 
     def _read(self, operand: int, at: str) -> str:

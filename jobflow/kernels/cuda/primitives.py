@@ -63,8 +63,39 @@ FUNCTIONS: dict[str, str] = {
   return __int_as_float((int)((unsigned int)bits << 16));
 }""",
     "to_bfloat": """static __device__ unsigned short to_bfloat(float x) {  // the nearest, to even where two are
+#if __CUDA_ARCH__ >= 800
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+#else
   unsigned int bits = (unsigned int)__float_as_int(x);
   return x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+}""",
+    "divided": """static __device__ int divided(int i, unsigned int factor, int shift) {  // multiply and shift
+  return (int)((__umulhi((unsigned int)i, factor) + (unsigned int)i) >> shift);
+}""",
+    "Vector": """template <typename T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
+  T at[N];
+};""",
+    "copied": """template <int BYTES> static __device__ void copied(void *to, const void *from) {  // by the widest accesses
+  if constexpr (BYTES % 16 == 0) {
+#pragma unroll
+    for (int k = 0; k < BYTES / 16; ++k) ((uint4 *)to)[k] = ((const uint4 *)from)[k];
+  } else if constexpr (BYTES == 8) {
+    *(uint2 *)to = *(const uint2 *)from;
+  } else {
+#pragma unroll
+    for (int k = 0; k < BYTES; ++k) ((unsigned char *)to)[k] = ((const unsigned char *)from)[k];
+  }
+}""",
+    "loaded": """template <int N, typename T> static __device__ Vector<T, N> loaded(const T *from) {
+  Vector<T, N> values;
+  copied<N * sizeof(T)>(&values, from);
+  return values;
+}""",
+    "stored": """template <int N, typename T> static __device__ void stored(T *to, const Vector<T, N> &values) {
+  copied<N * sizeof(T)>(to, &values);
 }""",
     "larger": """template <typename T> static __device__ T larger(T a, T b) {  // NaN if one is
   return a > b || a != a ? a : b;

@@ -1,21 +1,45 @@
+template <typename T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
+  T at[N];
+};
+
+template <int BYTES> static __device__ void copied(void *to, const void *from) {  // by the widest accesses
+  if constexpr (BYTES % 16 == 0) {
+#pragma unroll
+    for (int k = 0; k < BYTES / 16; ++k) ((uint4 *)to)[k] = ((const uint4 *)from)[k];
+  } else if constexpr (BYTES == 8) {
+    *(uint2 *)to = *(const uint2 *)from;
+  } else {
+#pragma unroll
+    for (int k = 0; k < BYTES; ++k) ((unsigned char *)to)[k] = ((const unsigned char *)from)[k];
+  }
+}
+
+template <int N, typename T> static __device__ Vector<T, N> loaded(const T *from) {
+  Vector<T, N> values;
+  copied<N * sizeof(T)>(&values, from);
+  return values;
+}
+
+template <int N, typename T> static __device__ void stored(T *to, const Vector<T, N> &values) {
+  copied<N * sizeof(T)>(to, &values);
+}
+
 template <typename T> static __device__ T larger(T a, T b) {  // NaN if one is
   return a > b || a != a ? a : b;
 }
 
 template <typename T, int LANES, typename Together> static __device__ T reduced(T mine, Together together) {
-  if (LANES > 32) {
-    static __shared__ T parts[LANES];
-    parts[threadIdx.x] = mine;
-    __syncthreads();
-    for (int half = LANES / 2; half >= 32; half /= 2) {
-      if (threadIdx.x < half) parts[threadIdx.x] = together(parts[threadIdx.x], parts[threadIdx.x + half]);
-      __syncthreads();
-    }
-    mine = parts[threadIdx.x % 32];
-    __syncthreads();
-  }
   for (int half = LANES > 32 ? 16 : LANES / 2; half > 0; half /= 2)
     mine = together(mine, T(__shfl_xor_sync(0xffffffff, mine, half)));
+  if (LANES > 32) {
+    static __shared__ T parts[8];
+    const int warp = (threadIdx.y * LANES + threadIdx.x) / 32, first = warp / (LANES / 32) * (LANES / 32);
+    if (threadIdx.x % 32 == 0) parts[warp] = mine;
+    __syncthreads();
+    mine = parts[first];
+    for (int k = 1; k < LANES / 32; ++k) mine = together(mine, parts[first + k]);
+    __syncthreads();
+  }
   return mine;
 }
 
@@ -28,34 +52,65 @@ struct Largest {
 };
 
 extern "C" __global__ void __launch_bounds__(256) fused(
-    const float *x0, float *y0, int columns, int n0, int x0_0, int y0_0) {
+    const float *__restrict__ x0, float *__restrict__ y0, int columns, int n0, int x0_0, int y0_0) {
   const int rows = n0;
   for (int first = (int)blockIdx.x * 8; first < rows; first += (int)gridDim.x * 8) {
     const int at = first + threadIdx.y;
     const bool there = at < rows;
     const int width = there ? columns : 0;
-    int rest = there ? at : 0;
-    const int i0 = rest;
+    const int row = there ? at : 0;
+    const int i0 = row;
+    Vector<float, 8> c0[3];
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+      const int k = (threadIdx.x + c * 32) * 8;
+      if (k < width) {
+        c0[c] = loaded<8>(x0 + i0 * x0_0 + k);
+      }
+    }
     float r0_0 = __int_as_float(0xff800000);
-    for (int k = threadIdx.x; k < width; k += 32) {
-      const float v0 = x0[i0 * x0_0 + k];
-      r0_0 = larger<float>(r0_0, v0);
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+      const int k = (threadIdx.x + c * 32) * 8;
+      if (k < width) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float v0 = c0[c].at[j];
+          r0_0 = larger<float>(r0_0, v0);
+        }
+      }
     }
     const float v0 = reduced<float, 32>(r0_0, Largest{});
     float r1_0 = (-0.0f);
-    for (int k = threadIdx.x; k < width; k += 32) {
-      const float v1 = x0[i0 * x0_0 + k];
-      const float v2 = v1 - v0;
-      const float v3 = expf(v2);
-      r1_0 = r1_0 + v3;
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+      const int k = (threadIdx.x + c * 32) * 8;
+      if (k < width) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float v1 = c0[c].at[j];
+          const float v2 = v1 - v0;
+          const float v3 = expf(v2);
+          r1_0 = r1_0 + v3;
+        }
+      }
     }
     const float v1 = reduced<float, 32>(r1_0, Sum{});
-    for (int k = threadIdx.x; k < width; k += 32) {
-      const float v2 = x0[i0 * x0_0 + k];
-      const float v3 = v2 - v0;
-      const float v4 = expf(v3);
-      const float v5 = v4 / v1;
-      y0[i0 * y0_0 + k] = v5;
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+      const int k = (threadIdx.x + c * 32) * 8;
+      if (k < width) {
+        Vector<float, 8> o0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float v2 = c0[c].at[j];
+          const float v3 = v2 - v0;
+          const float v4 = expf(v3);
+          const float v5 = v4 / v1;
+          o0.at[j] = v5;
+        }
+        stored(y0 + i0 * y0_0 + k, o0);
+      }
     }
   }
 }

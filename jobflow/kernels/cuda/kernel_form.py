@@ -1,0 +1,170 @@
+"""Forms of kernels: the properties of operands on which the text of a kernel depends.
+
+A kernel has one of four kinds:
+
+    elements    each thread computes elements, a vector of 16 bytes of the narrowest operand at a time
+    rows        LANES threads share a row, for reductions of rows
+    tiles       a block of threads computes tiles of 64 rows and 32 columns: outputs per element, and the sums of the tile's columns
+    totals      threads add the sums of the tiles of a column
+
+A thread reads several adjacent elements of dense operands at once, if all addresses are multiples of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from jobflow.core.dataclass import dataclass
+from jobflow.core.types import Array
+from jobflow.expressions.language import Expression
+from jobflow.expressions.on_arrays import LANES
+from jobflow.kernels.argument_block import address
+from jobflow.kernels.loop_operands import facts
+from jobflow.kernels.loop_space import LoopForm, OperandAccess, Space
+from jobflow.kernels.row_phases import phases, position
+
+Kind: TypeAlias = Literal["elements", "rows", "tiles", "totals"]
+#: threads of a block
+THREADS = 256
+#: bytes of the widest load or store of a thread
+WIDEST = 16
+#: adjacent elements of a row or a tile that a thread reads at once
+CHUNK = 8
+#: columns of a tile, which has BLOCK rows
+TILE = 32
+#: bytes that a thread may hold in registers: the vectors of the inputs, or of the outputs; and a row between passes
+HELD, RESIDENT = 128, 160
+#: most expressions that are printed for a vector, because its elements are computed by unrolled code
+UNROLLED = 1600
+#: expressions that a random number counts for
+RANDOM = 150
+#: widest row that is read once and resident in registers, and widest row that a warp shares
+WIDEST_RESIDENT, WARP_ROW = 4096, 1024
+#: blocks of rows from which on several threads share a column
+FEW_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class KernelForm:
+    """The properties of operands on which the text of a kernel depends."""
+
+    loop: LoopForm
+    kind: Kind = "elements"
+    #: threads that share a row, or a column of `totals`; 0 for elements and tiles
+    lanes: int = 0
+    #: True if sizes and strides need 64 bits
+    wide: bool = False
+    #: adjacent elements per thread; 1 if operands are not dense or not aligned
+    vector: int = 1
+    #: operands that are read or written by vectors, inputs first
+    vectors: tuple[int, ...] = ()
+    #: inputs that stay in registers between passes over a row, and the number of their vectors per thread
+    resident: tuple[int, ...] = ()
+    chunks: int = 0
+    #: operands that share memory with another one
+    aliased: tuple[int, ...] = ()
+    #: True if the elements of a column are adjacent in memory
+    down: bool = False
+
+    @property
+    def index(self) -> str:
+        return "long long" if self.wide else "int"
+
+    @property
+    def divisors(self) -> tuple[str, ...]:
+        """The sizes by which 32-bit indices are divided: a multiplier and a shift of each are parameters."""
+        if self.wide or self.kind == "totals":
+            return ()
+        outer = self.loop.outer
+        first = {"elements": ("columns",) if outer else (), "rows": (), "tiles": ("tiles",)}[self.kind]
+        return (*first, *(f"n{axis}" for axis in range(1, outer)))
+
+
+def multiplier(divisor: int) -> tuple[int, int]:
+    """Return the multiplier m, as a signed number of 32 bits, and the shift s for which i / divisor = (high word of i m + i) >> s, 0 <= i < 2^31."""
+    shift = (divisor - 1).bit_length()
+    factor = ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1
+    return (factor - (1 << 32) if factor >= 1 << 31 else factor), shift
+
+
+def lanes_of(width: int, vector: int, resident: int) -> int:
+    """Return the number of threads that share a row; `resident` is the number of bytes per element that stay in registers between passes.
+
+    Short rows use the sixteen partial sums of the reference, longer rows a warp, and the longest rows a block.  The number of threads does not
+    depend on the number of rows, so that the sum of a row does not depend on it.
+    """
+    if width <= 32 * LANES:
+        return LANES
+    if vector == 1:
+        return 32 if width <= 2048 else THREADS
+    if width > WARP_ROW:
+        return THREADS
+    return 32 if -(-width // (32 * CHUNK)) * CHUNK * resident <= RESIDENT else 128
+
+
+def column_lanes(blocks: int) -> int:
+    """Return the number of threads that share a column of this many blocks of rows."""
+    return 1 if blocks <= FEW_BLOCKS else 8 if blocks <= 8 * FEW_BLOCKS else 32
+
+
+def form_of(
+    kind: Kind, outputs: Sequence[Expression], loop: LoopForm, space: Space, operands: Sequence[Array], aliased: Sequence[int], wide: bool
+) -> KernelForm:
+    """Return the form of a kernel for these operands, inputs first."""
+    accesses = [*loop.inputs, *loop.outputs]
+    width = space.sizes[-1]
+    if kind == "totals":
+        return KernelForm(loop, kind, column_lanes(space.sizes[0]), wide, aliased=tuple(aliased))
+    along = [k for k, a in enumerate(accesses) if a.inner not in ("number", "splat") and not a.counted and not a.table]
+    inputs = [accesses[k].dtype.itemsize for k in along if k < len(loop.inputs)]
+    vector = _vector(kind, outputs, inputs, [accesses[k].dtype.itemsize for k in along if k >= len(loop.inputs)], width)
+    tail = kind == "elements" and not loop.outer  # else rows are whole numbers of vectors
+    while vector > 1 and not (
+        (tail or width % vector == 0) and all(_aligned(accesses[k], space.strides[k], space, operands[k], vector) for k in along)
+    ):
+        vector = vector // 2 if kind == "elements" else 1
+    vectors = tuple(along) if vector > 1 else ()
+    if kind != "rows":
+        return KernelForm(loop, kind, 0, wide, vector, vectors, aliased=tuple(aliased), down=kind == "tiles" and vector == 1 and _down(space, along))
+    resident = _resident(outputs, loop, space, vectors) if vector > 1 and width <= WIDEST_RESIDENT else ()
+    lanes = lanes_of(width, vector, sum(accesses[k].dtype.itemsize for k in resident))
+    chunks = -(-width // (lanes * CHUNK)) if resident else 0
+    return KernelForm(loop, kind, lanes, wide, vector, vectors, resident, chunks, tuple(aliased))
+
+
+def _vector(kind: Kind, outputs: Sequence[Expression], read: Sequence[int], written: Sequence[int], width: int) -> int:
+    """Return the number of adjacent elements per thread, if all operands are aligned; `read` and `written` are the sizes of elements."""
+    if not read and not written:
+        return 1
+    if kind == "rows":
+        return CHUNK if width > 32 * LANES else 1
+    if kind == "tiles":
+        return CHUNK
+    sizes, expressions = [*read, *written], sum(RANDOM if x.primitive == "philox" else 1 for x in facts(tuple(outputs)).order)
+    least, vector = WIDEST // max(sizes), WIDEST // min(sizes)
+    while vector > max(least, 2) and (vector * max(sum(read), sum(written)) > HELD or vector * expressions > UNROLLED):
+        vector //= 2
+    return vector if vector <= width else 1
+
+
+def _aligned(access: OperandAccess, strides: Sequence[int], space: Space, array: Array, vector: int) -> bool:
+    """Return True if each vector of the operand begins at a multiple of its size."""
+    size = min(vector * access.dtype.itemsize, WIDEST)
+    steps = [stride for stride, n in zip(strides[:-1], space.sizes[:-1], strict=True) if n > 1]
+    return access.inner == "dense" and address(array) % size == 0 and all(step % size == 0 for step in steps)
+
+
+def _resident(outputs: Sequence[Expression], loop: LoopForm, space: Space, vectors: Sequence[int]) -> tuple[int, ...]:
+    """Return the inputs with an element per index that several passes over a row read."""
+    stored = [y for y, a in zip(outputs, loop.outputs, strict=True) if a.inner != "splat"]
+    passes = phases(outputs, stored, lambda x: loop.inputs[position(x)].inner == "splat", ()).passes
+    readers = [{position(x) for x in phase.elements if x.primitive == "element"} for phase in passes]
+    inputs = (k for k in vectors if k < len(loop.inputs) and any(space.strides[k][:-1]))
+    return tuple(k for k in inputs if sum(k in read for read in readers) > 1)
+
+
+def _down(space: Space, along: Sequence[int]) -> bool:
+    """Return True if adjacent rows are nearer in memory than adjacent columns, in the operand that is read last."""
+    strides = [space.strides[k] for k in along if len(space.sizes) > 1 and space.strides[k][-2]]
+    return bool(strides) and all(abs(s[-2]) < abs(s[-1]) for s in strides)

@@ -1,0 +1,16 @@
+extern "C" __global__ void __launch_bounds__(256) fused(
+    const float *__restrict__ x0, float *__restrict__ y0, int columns, int n0, int x0_0, int y0_0) {
+  for (int first = (int)blockIdx.x * 32; first < columns; first += (int)gridDim.x * 32) {
+    const int k = first + threadIdx.x;
+    float total0 = (-0.0f), lost0 = (-0.0f);
+    if (k < columns) for (int i0 = 0; i0 < n0; ++i0) {
+      const float taken = x0[i0 * x0_0 + k] - lost0, after = total0 + taken;
+      lost0 = (after - total0) - taken;
+      if (lost0 != lost0) lost0 = 0;
+      total0 = after;
+    }
+    if (k < columns) {
+      y0[k] = total0;
+    }
+  }
+}
