@@ -1,7 +1,7 @@
 """Texts of kernels with sums of columns.
 
-A block of threads computes a tile of 64 rows and 32 columns: all threads compute its elements, then one thread per column adds up the elements of
-the column in the order of the rows.  A second kernel adds the sums of the tiles in the order of the blocks of rows, with compensation.  There are no
+A block of threads computes a tile of 64 rows and 32 columns.  All threads compute its elements, then one thread per column adds them up in the order
+of the rows.  A second kernel adds the sums of the tiles in the order of the blocks of rows, with compensation.  There are no
 atomic additions, so equal inputs give equal bits for any number of threads.
 """
 
@@ -59,9 +59,9 @@ class TileText(KernelText):
         self._close()
 
     def added(self, phase: Phase) -> None:
-        place = "c" if self.form.vector == 1 else "c + j"
+        column = "c" if self.form.vector == 1 else "c + j"
         for n, x in enumerate(self.phases.columns):
-            self._line(f"part{n}[r][{place}] = {self._text(x.arguments[0])};")
+            self._line(f"part{n}[r][{column}] = {self._text(x.arguments[0])};")
 
 
 class TotalText(KernelText):

@@ -82,7 +82,10 @@ class KernelForm:
 
 
 def multiplier(divisor: int) -> tuple[int, int]:
-    """Return the multiplier m, as a signed number of 32 bits, and the shift s for which i / divisor = (high word of i m + i) >> s, 0 <= i < 2^31."""
+    """Return the multiplier m, as a signed number of 32 bits, and the shift s of a divisor.
+
+    For 0 <= i < 2^31, i / divisor = (high word of i m + i) >> s.
+    """
     shift = (divisor - 1).bit_length()
     factor = ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1
     return (factor - (1 << 32) if factor >= 1 << 31 else factor), shift

@@ -1,8 +1,8 @@
 """Texts of kernels with reductions of rows.
 
-LANES threads share a row.  Each thread reads every LANES-th element, or every LANES-th vector of eight elements, once per level of `row_sum`,
-`row_product` and `row_max`, and once more for the outputs.  Vectors that several passes need stay in registers.  A tree reduction combines the
-partial results of a row, in an order that depends only on the width of the row and on the layout of the operands.
+LANES threads share a row.  Each thread reads every LANES-th element, or every LANES-th vector of eight elements.  It does so once per level of
+`row_sum`, `row_product` and `row_max`, and once more for the outputs.  Vectors that several passes need stay in registers.  A tree reduction combines
+the partial results of a row.  Its order depends only on the width of the row and on the layout of the operands.
 
                  threads ->
     rows |  0 1 2 ... 15 0 1 2 ... 15 0 1 ..    LANES = 16: a thread reads every sixteenth element of its row
