@@ -144,6 +144,7 @@ def launched(ready: PreparedKernel) -> tuple[int, tuple[int, ...], tuple[Any, ..
         words += [integer_argument(n, form.wide or access.counted) for n in _element_strides(access, space.strides[k])]
         words += [integer_argument(stride_of_table(ready.operands[k]) // access.dtype.itemsize, form.wide)] if access.table else []
     pointers = tuple(np.int64(address(a)) for a in (*ready.operands, *ready.sums))
+    block: tuple[int, ...]
     match form.kind:
         case "elements":
             blocks, block = -(-(columns // form.vector * rows) // THREADS), (THREADS,)
