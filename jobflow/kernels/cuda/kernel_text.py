@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from jobflow.expressions.language import Expression
 from jobflow.kernels.cuda.column_text import TileText, TotalText
 from jobflow.kernels.cuda.element_text import ElementText
+from jobflow.kernels.cuda.kernel_form import THREADS as THREADS
 from jobflow.kernels.cuda.kernel_form import KernelForm, Kind
 from jobflow.kernels.cuda.primitives import FUNCTIONS
 from jobflow.kernels.cuda.row_text import ROW_FUNCTIONS, RowText
