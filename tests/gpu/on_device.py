@@ -88,6 +88,9 @@ class Bench:
     def scratch(self, shape: tuple[int, ...], dtype: DType) -> Any:
         return self.xp.empty(shape, dtype.numpy)
 
+    def constant(self, value: Any) -> Any:
+        return self.xp.asarray(value)
+
 
 def bound(op: Op, device: Any, inputs: Sequence[Any], outputs: Sequence[Any], setting: str = "numpy") -> None:
     """One run of the calls of the op, with two-byte floats as the executor binds them, by the kernels of a setting."""

@@ -24,8 +24,10 @@ from on_device import OPS, cases  # noqa: E402
 
 from jobflow.core.types import TensorType, bfloat16, contiguous_strides, float32, type_of  # noqa: E402
 from jobflow.kernels import registry  # noqa: E402
+from jobflow.kernels.cuda.assertion_kernels import assertion_text  # noqa: E402
 from jobflow.kernels.target import target_of  # noqa: E402
 from jobflow.ops.op import Op, types_tuple  # noqa: E402
+from jobflow.ops.runtime_assertions import RuntimeAssertion  # noqa: E402
 
 #: implementations by array functions
 ARRAY_FUNCTIONS = ("kernel",)
@@ -33,7 +35,6 @@ _MATRICES = "cuSOLVER factorizes matrices"
 _UNKNOWN_SIZE = "the size of its result depends on the elements"
 _CONVOLUTION = "convolutions are products of windows until a library computes them"
 _RECURRENCE = "a recurrence is a loop of products over the steps"
-_CHECK = "an assertion also reports the rejected element to the host"
 _PATHS = "a dynamic program over the steps of a sequence"
 #: operations without a printed kernel -> the reason
 REASONS = {
@@ -45,7 +46,7 @@ REASONS = {
     "SampleClasses": "it sorts all classes by Thrust",
     **dict.fromkeys(("Conv", "ConvGradInput", "ConvGradWeight"), _CONVOLUTION),
     **dict.fromkeys(("Rnn", "RnnGrad", "Lstm", "LstmGrad", "Gru", "GruGrad"), _RECURRENCE),
-    **dict.fromkeys(("RuntimeAssertion", "IndexAssertion", "WeightAssertion", "FiniteAssertion"), _CHECK),
+    **dict.fromkeys(("WeightAssertion", "FiniteAssertion"), "an assertion on rows or triangles of its argument"),
     "CachedAttention": "products with a number of rows that the host reads",
     "MaxPoolPick": "a second gradient, which no model of the examples needs",
     "UserGradient": "no plan contains it",
@@ -53,16 +54,20 @@ REASONS = {
 }
 
 
-def chosen(cls: type[Op]) -> Iterator[registry.Chosen]:
-    """Yield the choice for each sample of an operation, on dense arrays with elements."""
+def chosen(cls: type[Op]) -> Iterator[tuple[str, str]]:
+    """Yield the implementation of each sample of an operation on dense arrays with elements, and why the best one refused it."""
     target = target_of("gpu")
     for case, arrays in cases(cls):
         dtypes = {type_of(a).dtype for a in arrays if type_of(a).dtype.is_float} or {float32}
         types = types_tuple(case.op.infer(*map(type_of, arrays)))
-        if dtypes <= {float32, bfloat16} and all(type.size for type in types):
+        if isinstance(case.op, RuntimeAssertion):  # a run binds its launches without the registry
+            text = assertion_text(case.op, type_of(arrays[0]).dtype, types[0].dtype)
+            yield (ARRAY_FUNCTIONS[0], "") if text is None else ("assertion", "")
+        elif dtypes <= {float32, bfloat16} and all(type.size for type in types):
             inputs = [placeholder(type_of(a), k) for k, a in enumerate(arrays)]
             outputs = [inputs[case.op.alias[k]] if k in case.op.alias else placeholder(type, 99 + k) for k, type in enumerate(types)]
-            yield registry.choose(case.op, target, inputs, outputs)
+            choice = registry.choose(case.op, target, inputs, outputs)
+            yield choice.implementation.name, choice.refused[0][1] if choice.refused else ""
 
 
 def placeholder(type: TensorType, number: int) -> Any:
@@ -76,9 +81,9 @@ def table() -> dict[str, tuple[str, str]]:
     for name, cls in OPS.items():
         if cls.__module__.startswith("jobflow.ops."):
             choices = list(chosen(cls))
-            names = sorted({choice.implementation.name for choice in choices} - set(ARRAY_FUNCTIONS))
-            reasons = {why for choice in choices if choice.implementation.name in ARRAY_FUNCTIONS for _, why in choice.refused[:1]}
-            rows[name] = ", ".join(names), "; ".join(sorted(reasons)) if names else REASONS.get(name.partition(".")[2], "no reason")
+            names = sorted({one for one, _ in choices} - set(ARRAY_FUNCTIONS))
+            reasons = sorted({why for one, why in choices if one in ARRAY_FUNCTIONS and why})
+            rows[name] = ", ".join(names), "; ".join(reasons) if names else REASONS.get(name.partition(".")[2], "no reason")
     return rows
 
 

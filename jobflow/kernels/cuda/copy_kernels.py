@@ -17,7 +17,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, dtype_of
 from jobflow.expressions.language import Expression, constant, element
 from jobflow.kernels.cuda import fused
-from jobflow.kernels.registry import register
+from jobflow.kernels.registry import kernel_call, register
 from jobflow.ops.axes import Reshape
 from jobflow.ops.layout_ops import Assemble, Copy, PackColumns, PackPieces, UnpackPieces
 from jobflow.ops.move import Roll
@@ -147,7 +147,10 @@ class CopyKernels:
 
 @dataclass(frozen=True)
 class ConstantOnDevice:
-    """An implementation of literals by a copy of an array that is sent to the GPU when the plan is bound."""
+    """An implementation of literals by a copy of an array that is sent to the GPU when the plan is bound.
+
+    Without memory of a plan, as for operations that run eagerly, each run sends the array.
+    """
 
     name: str = "copy of a constant"
 
@@ -156,9 +159,11 @@ class ConstantOnDevice:
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         assert isinstance(op, Literal)
-        array, (y,) = device.xp.asarray(op.array), outputs
-        if not y.size:
-            return []
+        (y,) = outputs
+        send = getattr(device, "constant", None)
+        if send is None or not y.size:
+            return kernel_call(op, device, inputs, outputs)
+        array = send(op.array)
         source, target = fused.placeholders([array, y])
         return fused.bind(device, int(y.device.id), *kernel_of((target, source)), arrays=(array, y))
 
