@@ -23,6 +23,7 @@ WANDB = ["wandb>=0.19"]
 TOKENIZERS = ["tokenizers>=0.21"]
 DOCS = [*TRAIN, "einops>=0.8", "mkdocs-material>=9.6", "mkdocstrings>=0.29", "mkdocstrings-python>=1.16"]
 PYTEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100"]
+GPU = ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"]
 CUDA_WITHOUT_GPU = ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14"]
 CUDA_WITHOUT_GPU += ["nvidia-cuda-nvdisasm>=13,<14"]
 TEST = [*PYTEST, *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD, *ONNX, *TOKENIZERS]
@@ -79,7 +80,9 @@ setup(
         "tokenizers": TOKENIZERS,
         # the documentation site, built by scripts/docs
         "docs": DOCS,
-        "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
+        "gpu": GPU,
+        # libraries of NVIDIA for products, attention and convolutions on GPUs
+        "gpu-fast": [*GPU, *HALF, "nvidia-cublas>=13.1,<14", "nvidia-cudnn-frontend>=1.23,<1.24", "nvidia-cudnn-cu13>=9.19,<10"],
         # real CuPy on a machine without a GPU, in a separate environment: scripts/gpu_check dry, scripts/cupy_without_gpu
         "gpu-checks": [*CUDA_WITHOUT_GPU, *HALF, *PYTEST],
         "examples": EXAMPLES,

@@ -63,7 +63,7 @@ def gpt2(words: Any, size: Gpt2) -> Any:
 
 def gpt2_block(x: Any, size: Gpt2, name: str) -> Any:
     x = x + attention(layer_norm(x, f"{name}-norm1"), size, name)
-    wide = flow.math.gelu(dense(layer_norm(x, f"{name}-norm2"), 4 * size.width, f"{name}-up"))
+    wide = flow.nn.functional.gelu(dense(layer_norm(x, f"{name}-norm2"), 4 * size.width, f"{name}-up"), approximate="tanh")
     return x + dense(wide, size.width, f"{name}-down")
 
 

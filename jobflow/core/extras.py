@@ -49,6 +49,9 @@ PACKAGES = (
     Package("onnx", "onnx", "1.17", "ONNX files", "onnx"),
     Package("mkdocs-material", "material", "9.6", "the documentation site", "docs"),
     Package("einops", "einops", "0.8", "patterns of axes"),
+    Package("nvidia-cublas", "nvidia.cu13", "13.1", "products on GPUs", "gpu-fast"),
+    Package("nvidia-cudnn-frontend", "cudnn", "1.23", "attention and convolutions on GPUs", "gpu-fast"),
+    Package("nvidia-cudnn-cu13", "nvidia.cudnn", "9.19", "attention and convolutions on GPUs", "gpu-fast"),
 )
 
 

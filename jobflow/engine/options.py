@@ -21,7 +21,7 @@ from jobflow.core.types import DType
 from jobflow.engine.placements import placement, world_size
 from jobflow.graph.strategy import Strategy
 from jobflow.kernels.machine_class import own_class
-from jobflow.kernels.target import SETTINGS
+from jobflow.kernels.target import SETTINGS, Computing
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world.environment import default_client
 
@@ -219,6 +219,10 @@ class Settings:
     conv_algorithm: str = option("auto", str, choices=("auto", "direct", "winograd"))
     #: kernel tier, see `kernels.target`; a change recompiles existing programs at their next call
     kernels: str = option(kernels_at_first, str, choices=tuple(SETTINGS), late=True)
+    #: "highest": products of float32 on GPUs have full precision; "high" and "medium": their factors are rounded to TF32
+    matmul_precision: str = option("highest", str, choices=("highest", "high", "medium"), late=True)
+    #: set by `use_deterministic_algorithms`
+    deterministic: bool = False
     #: cache directory of files that can be regenerated, such as compiled loops; None: $JOBFLOW_CACHE, or jobflow in ~/.cache
     cache_folder: str | None = option(None, str)
     #: format that `checkpoint.save` and `train.CheckPoint` write; all formats can be read
@@ -234,6 +238,11 @@ class Settings:
     started: bool = False
     #: True if jobs are eager
     eager: bool = False
+
+    @property
+    def computing(self) -> Computing:
+        """The settings on which the kernels of a program depend."""
+        return Computing(self.kernels, self.matmul_precision, self.deterministic)
 
 
 @dataclass
@@ -274,9 +283,8 @@ class _Setters(Names):
                 check_kernels(val, f"{self._owner}.{full}({val!r}) at {user_line()}")
             with scope.lock():
                 stored = self._store(full, option, val)
-                eager = scope.current().root.eager
-                if full == "kernels" and eager is not None:
-                    eager.prepared.clear()
+                if full in ("kernels", "matmul_precision"):
+                    forget_prepared()
                 return stored
 
         return set_option
@@ -295,6 +303,14 @@ class _Setters(Names):
         else:
             setattr(settings, full, value)
         return True
+
+
+def forget_prepared() -> None:
+    """Forget the kernels of eager operations, because a setting on which they depend has changed."""
+    eager = scope.current().root.eager
+    if eager is not None:
+        for owner in (eager, *eager.gpus.values()):
+            owner.prepared.clear()
 
 
 def check_kernels(setting: str, what: str) -> None:

@@ -27,7 +27,7 @@ from jobflow.core.types import Array
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 from jobflow.engine.redefinition import VariableUsers, restart_notice
 from jobflow.engine.sizes import folded, many_shapes
-from jobflow.kernels.target import Target, target_of
+from jobflow.kernels.target import Target
 from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.interrupts import held
 from jobflow.runtime.world.environment import launched
@@ -87,7 +87,7 @@ class Session:
             tag = self.world.ranks[0].device.tag
         else:
             tag = self.device_tag if cuda.available() else "cpu"
-        return target_of(tag, self.settings.kernels)
+        return self.settings.computing.target(tag, timed=self.device_count() == 1)
 
     @property
     def asked_devices(self) -> int | None:
@@ -221,7 +221,7 @@ class Session:
             return program
 
     def _key(self, job: Job, shapes: Any) -> tuple[Job, Any, Any]:
-        return job, shapes, (self.settings.kernels, *[mode() for mode in self._modes.get(job, {}).values()])
+        return job, shapes, (self.settings.computing, *[mode() for mode in self._modes.get(job, {}).values()])
 
     def _compile(self, job: Job, shapes: Any) -> Compiled:
         world = self.start()

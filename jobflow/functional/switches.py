@@ -1,7 +1,8 @@
 """PyTorch's global switches: threads, precision of products, determinism and the default device.
 
-Results of jobflow are deterministic, products of float32 have full float32 precision, and elements are in row-major order.  A switch that
-requests this behaviour, or permits less, is checked and stored, and has no other effect.
+On CPUs, results of jobflow are deterministic, products of float32 have full float32 precision, and elements are in row-major order.  A switch
+that requests this behaviour, or permits less, is checked and stored.  On GPUs, the precision of products and determinism choose the algorithms
+of products; compiled programs are compiled again at their next call.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from jobflow.core.errors import ArgumentError, user_line
+from jobflow.engine.options import forget_prepared
+from jobflow.engine.session import config, current_session
 from jobflow.functional.casting import CLASSES, set_default_dtype
 from jobflow.functional.devices import checked_device, device
 from jobflow.functional.typed import Tensor
@@ -45,8 +48,6 @@ class _Settings:
     """The values of switches that have no effect."""
 
     def __init__(self) -> None:
-        self.precision = "highest"
-        self.deterministic = False
         self.warn_only = False
         self.interop_threads = 1
 
@@ -55,35 +56,38 @@ _settings = _Settings()
 
 
 def set_float32_matmul_precision(precision: str) -> None:
-    """Set the least precision of float32 products: "highest", "high" or "medium"; products have the highest precision with every value.
+    """Set the precision of float32 products on GPUs: "highest" for float32, "high" or "medium" for factors in TF32, with 10 bits of mantissa.
 
-    Raises: ArgumentError for another word.
+    The function sets `flow.config.matmul_precision`.  Products on CPUs always have the highest precision.  Raises: ArgumentError for another word.
     """
-    _settings.precision = _checked_word("set_float32_matmul_precision", "precision", precision, ("highest", "high", "medium"))
+    word = _checked_word("set_float32_matmul_precision", "precision", precision, ("highest", "high", "medium"))
+    config.matmul_precision(word)
 
 
 def get_float32_matmul_precision() -> str:
     """Return the value of `set_float32_matmul_precision`, "highest" by default."""
-    return _settings.precision
+    return current_session().settings.matmul_precision
 
 
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-    """Store `mode` and `warn_only`; all functions are deterministic with every value.
+    """Choose algorithms of products on GPUs whose sums have a fixed order; all functions on CPUs are deterministic with every value.
 
-    Raises: ArgumentError unless the arguments are True or False.
+    `warn_only` is stored.  Raises: ArgumentError unless the arguments are True or False.
     """
     what = "use_deterministic_algorithms"
-    _settings.deterministic, _settings.warn_only = checked_bool(what, "mode", mode), checked_bool(what, "warn_only", warn_only)
+    chosen = checked_bool(what, "mode", mode), checked_bool(what, "warn_only", warn_only)
+    current_session().settings.deterministic, _settings.warn_only = chosen
+    forget_prepared()
 
 
 def are_deterministic_algorithms_enabled() -> bool:
     """Return the value of `use_deterministic_algorithms`, False by default."""
-    return _settings.deterministic
+    return current_session().settings.deterministic
 
 
 def is_deterministic_algorithms_warn_only_enabled() -> bool:
     """Return the value of `warn_only` of `use_deterministic_algorithms`."""
-    return _settings.deterministic and _settings.warn_only
+    return are_deterministic_algorithms_enabled() and _settings.warn_only
 
 
 _DEBUG_MODES = ("default", "warn", "error")
@@ -99,7 +103,7 @@ def set_deterministic_debug_mode(debug_mode: int | str) -> None:
 
 def get_deterministic_debug_mode() -> int:
     """Return the mode of `set_deterministic_debug_mode` as a number."""
-    return 0 if not _settings.deterministic else 1 if _settings.warn_only else 2
+    return 0 if not are_deterministic_algorithms_enabled() else 1 if _settings.warn_only else 2
 
 
 def set_flush_denormal(mode: bool) -> bool:

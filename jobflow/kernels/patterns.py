@@ -58,6 +58,23 @@ class Fold:
 
 
 @dataclass(frozen=True)
+class Epilogues:
+    """Functions that merge a product with the operations around it; the compiler applies them before all other patterns.
+
+    after     after(product, reader, index, types, keeps): the product with the reader of its result, which is the reader's input `index`.
+              `types` are the types of the reader's inputs.  With `keeps`, others read the result too, and it is the second output.
+    sums      sums(product, index, reader, type): the product with a sum of its factor number `index`, or of its result for index -1, as
+              the last output; `type` is the type of the summed matrix
+
+    Both return None if the operations cannot be merged.  A merged operation reads the inputs of the product, then the other inputs of the reader.
+    Inputs from the third on have the element type of the result.
+    """
+
+    after: Callable[[Op, Op, int, Sequence[TensorType], bool], Op | None]
+    sums: Callable[[Op, int, Op, TensorType], Op | None]
+
+
+@dataclass(frozen=True)
 class SkipZeros:
     """A pattern for operations of exactly this class whose input `index` is zero above the diagonal of its last two axes.
 
@@ -80,6 +97,8 @@ class Formats:
     columns         predicates: columns[class](op, *types) is True if a matrix output is computed faster in column-major order
     images          are fastest on values [n,c,*spatial] stored with n innermost
     fewest_samples  smallest n to store with n innermost; with fewer samples, vectors are not full
+    products        have operands whose rows are padded
+    rows            pairs (length, multiple): rows of at least this length are padded to the multiple; the first pair that fits applies
     """
 
     strided: tuple[type[Op], ...] = (Elementwise, ElementwiseGrad, Gelu, Product, BiasAdd)
@@ -87,6 +106,8 @@ class Formats:
     columns: Mapping[type[Op], Callable[..., bool]] = field(default_factory=dict)
     images: tuple[type[Op], ...] = ()
     fewest_samples: int = 0
+    products: tuple[type[Op], ...] = ()
+    rows: tuple[tuple[int, int], ...] = ()
 
     def writes_strided(self, op: Op) -> bool:
         return _all_are(op, self.strided)
@@ -110,6 +131,7 @@ class Patterns:
     triangles: tuple[SkipZeros, ...] = ()
     lower: Mapping[type[Op], Callable[..., bool]] = field(default_factory=dict)
     formats: Formats = Formats()
+    epilogues: Epilogues | None = None
 
 
 def _all_are(op: Op, classes: tuple[type[Op], ...]) -> bool:

@@ -71,6 +71,14 @@ class Implementation(Protocol):
         ...
 
 
+class PerTarget:
+    """Base class of implementations that depend on more of the target than its kind and its tier."""
+
+    def on(self, target: Target) -> Any:
+        """Return the implementation for this target."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Chosen:
     """The implementation chosen for an operation, and the name and reason of each better implementation that refused it."""
@@ -177,7 +185,8 @@ def _candidates(op: type[Op], target: Target) -> Iterator[Implementation]:
             for nearness, base in enumerate(op.__mro__)
             for rank, implementation in _rows.get((cast(type[Op], base), target.kind, tier), {}).items()
         ]
-        yield from (implementation for *_, implementation in sorted(ranked, key=lambda row: row[:2], reverse=True))
+        for *_, implementation in sorted(ranked, key=lambda row: row[:2], reverse=True):
+            yield implementation.on(target) if isinstance(implementation, PerTarget) else implementation
 
 
 def _modules_for(op: type[Op], kind: Kind, tier: Tier) -> Iterator[str]:

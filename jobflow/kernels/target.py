@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from jobflow.core.dataclass import dataclass
 
@@ -40,12 +40,31 @@ class FusionLimits:
 
 
 @dataclass(frozen=True)
+class ProductMode:
+    """The way in which a GPU computes matrix products.
+
+    tf32           factors of float32 products are rounded to TF32
+    deterministic  the sum of an element is never split among thread blocks
+    timed          the fastest algorithm is found by timing; otherwise ranks agree without communication
+    """
+
+    tf32: bool = False
+    deterministic: bool = False
+    timed: bool = True
+
+
+#: the default: float32 products in float32, by timed algorithms
+PRODUCTS = ProductMode()
+
+
+@dataclass(frozen=True)
 class Target:
     """A kind of device and the tier of its kernels.  Plans for different targets differ, so compiled programs are cached by target.
 
     alignment        alignment of every tensor in the arena, in bytes
     tables           the module with the target's PATTERNS: folds of adjacent operations, and storage formats of values
     fusion           bounds of a region of operations; None if operations are not fused
+    products         the way in which a GPU computes matrix products
     """
 
     kind: Kind = "cpu"
@@ -53,6 +72,7 @@ class Target:
     alignment: int = 64
     tables: str = "jobflow.kernels.patterns"
     fusion: FusionLimits | None = None
+    products: ProductMode = PRODUCTS
 
     def __str__(self) -> str:
         return f"{self.kind}, {self.tier}"
@@ -84,17 +104,39 @@ def fallback(setting: str) -> str | None:
 
 
 @lru_cache
-def target_of(tag: str, setting: str = "auto") -> Target:
-    """Return the target of a device "cpu" or "gpu" under a setting of `flow.config.kernels`."""
-    if tag == "gpu":
-        tier = GPU_SETTINGS[setting]
-        return Target("cuda", tier, alignment=256, fusion=FusionLimits() if tier in ("nvrtc", "exact") else None)
+def target_of(tag: str, setting: str = "auto", products: ProductMode = PRODUCTS) -> Target:
+    """Return the target of a device "cpu" or "gpu" under a setting of `flow.config.kernels`; `products` has no effect on CPUs."""
+    return _gpu_target(GPU_SETTINGS[setting], products) if tag == "gpu" else _cpu_target(setting)
+
+
+def _gpu_target(tier: Tier, products: ProductMode) -> Target:
+    if tier not in ("nvrtc", "exact"):
+        return Target("cuda", tier, alignment=256)
+    # merged operations are rounded once, which "exact" excludes
+    merges = tier == "nvrtc" and import_module("jobflow.kernels.cuda.cublaslt_library").find().library is not None
+    tables = "jobflow.kernels.cuda.product_patterns" if merges else "jobflow.kernels.patterns"
+    return Target("cuda", tier, alignment=256, tables=tables, fusion=FusionLimits(), products=products)
+
+
+def _cpu_target(setting: str) -> Target:
     tier = cpu_tier(setting)
     if tier == "reference":
         return Target("cpu", tier)
     if tier == "llvm":
         return Target("cpu", tier, tables="jobflow.kernels.llvm.loop_patterns", fusion=FusionLimits())
     return Target("cpu", tier, tables="jobflow.kernels.cpu.cpu_patterns")
+
+
+class Computing(NamedTuple):
+    """The settings of a program that determine its kernels; programs are compiled again if they change."""
+
+    kernels: str = "auto"
+    matmul_precision: str = "highest"
+    deterministic: bool = False
+
+    def target(self, tag: str, timed: bool) -> Target:
+        """Return the target of a device "cpu" or "gpu"; `timed` algorithms suit programs of one rank, if memory holds their operands."""
+        return target_of(tag, self.kernels, ProductMode(self.matmul_precision != "highest", self.deterministic, timed and not self.deterministic))
 
 
 #: the default target

@@ -25,7 +25,7 @@ from jobflow.engine.session import current_session
 from jobflow.kernels import registry
 from jobflow.kernels.cuda.eager_launches import ALIGNMENT, PreparedLaunches, prepare
 from jobflow.kernels.eager_calls import bind_chain
-from jobflow.kernels.target import Target, target_of
+from jobflow.kernels.target import Target
 from jobflow.ops.chain import Chain
 from jobflow.ops.op import Binder, Call, Op
 from jobflow.ops.runtime_assertions import RuntimeAssertion
@@ -69,8 +69,8 @@ class EagerGpu:
 
     @property
     def target(self) -> Target:
-        """The target of the kernels, as the session selects it."""
-        return target_of("gpu", current_session().settings.kernels)
+        """The target of the kernels, as the session selects it.  Operations are bound to arrays without memory, so products are not timed."""
+        return current_session().settings.computing.target("gpu", timed=False)
 
     def activate(self) -> None:
         """Make this GPU and its stream the current ones of the calling thread."""

@@ -61,6 +61,7 @@ def correct(setup: Setup) -> list[Step]:
         Step("ops", 110, setup.tests("kernel", f"--junitxml={setup.out / 'ops.xml'}"), arrays),
         Step("host", 25, setup.tests("ThroughTheHost", workers=6)),
         Step("programs", 60, setup.tests("test_one_gpu or (test_processes and (hybrid_mlp or gpt))", workers=7)),
+        Step("products", 15, setup.program(STEPS / "product_calls.py")),
         Step("sanitizer", 35, setup.program(STEPS / "sanitized_kernels.py")),
         Step("capture", 20, setup.program(STEPS / "captured_graph.py")),
         Step("adversarial", 15, setup.program(STEPS / "attention_edges.py")),

@@ -179,25 +179,33 @@ class TestRanks:
 
 #: what the probe says of a GPU that works
 WELL = {"cupy": "14.2.0", "gpus": [["H100", 80 << 30]], "runtime": "13.0", "driver": "13.1", "trouble": "", "nccl": "2.27.7", "nccl_trouble": ""}
+WELL |= {"cublaslt": "13.1", "cublaslt_trouble": ""}
 
 
 class TestGpu:
     def test_well(self) -> None:
-        gpus, nccl = gpu.cupy_findings(WELL, 1)
-        assert gpus.status == nccl.status == OK and "H100 (80 GiB); CuPy 14.2.0, CUDA 13.0" in gpus.text and nccl.text == "2.27.7"
+        gpus, nccl, cublaslt = gpu.cupy_findings(WELL, 1)
+        assert (
+            gpus.status == nccl.status == cublaslt.status == OK
+            and cublaslt.text == "13.1"
+            and "H100 (80 GiB); CuPy 14.2.0, CUDA 13.0" in gpus.text
+            and nccl.text == "2.27.7"
+        )
 
     @pytest.mark.parametrize(
         ("change", "devices", "statuses"),
         [
             ({"trouble": "CompileException: no headers"}, 1, [PROBLEM]),
-            ({"nccl": None, "nccl_trouble": "the library is missing"}, 1, [OK, NOTE]),
+            ({"nccl": None, "nccl_trouble": "the library is missing"}, 1, [OK, NOTE, OK]),
+            ({"cublaslt": None, "cublaslt_trouble": "libcublasLt.so.13 is not installed"}, 1, [OK, OK, NOTE]),
             ({"gpus": [], "trouble": "driver too old"}, 2, [PROBLEM]),
             ({"gpus": [], "trouble": "no driver"}, 0, [NOTE]),
         ],
     )
     def test_not_well(self, change: dict[str, object], devices: int, statuses: list[str]) -> None:
         findings = list(gpu.cupy_findings({**WELL, **change}, devices))
-        assert [finding.status for finding in findings] == statuses and (findings[-1].fix or findings[-1].command)
+        assert [finding.status for finding in findings] == statuses
+        assert all(finding.fix or finding.command for finding in findings if finding.status != OK)
 
     @pytest.mark.parametrize(("devices", "status"), [([], OK), (["/dev/nvidia0"], NOTE)])
     def test_without_cupy(self, devices: list[str], status: str, monkeypatch: pytest.MonkeyPatch) -> None:

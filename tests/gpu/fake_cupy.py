@@ -409,6 +409,7 @@ def modules(gpus: int) -> dict[str, types.ModuleType]:
     vars(cupy).update(members(), lib=types.SimpleNamespace(stride_tricks=tricks), linalg=types.SimpleNamespace(**linear_algebra()))
     vars(cupy).update(asarray=asarray, array=array, asnumpy=asnumpy, empty=empty, ndarray=ndarray, cuda=cuda)
     runtime = types.SimpleNamespace(
+        runtimeGetVersion=lambda: 13000,
         getDeviceCount=lambda: Gpus.count,
         deviceGetPCIBusId=lambda index: f"0000:{index:02x}:00.0",
         memGetInfo=lambda: (MEMORY, MEMORY),

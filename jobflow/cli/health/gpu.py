@@ -1,4 +1,4 @@
-"""Checks of the GPUs: the driver, CuPy, a kernel, and NCCL."""
+"""Checks of the GPUs: the driver, CuPy, a kernel, NCCL and cublasLt."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding, judged
 from jobflow.core.errors import counted
 
 INSTALL = 'pip install "jobflow-sbp[gpu]"'
+INSTALL_FAST = 'pip install "jobflow-sbp[gpu-fast]"'
 #: time limit in seconds, with the compilation of a first kernel
 LIMIT = 120.0
 
@@ -32,7 +33,7 @@ def gpu() -> Iterator[Finding]:
 
 
 def cupy_findings(data: dict[str, Any], devices: int) -> Iterator[Finding]:
-    """Report the devices of CuPy, and the results of a kernel and of NCCL; `devices` is the number of GPUs of the system."""
+    """Report the devices of CuPy, and the results of a kernel, of NCCL and of cublasLt; `devices` is the number of GPUs of the system."""
     version = f"CuPy {data['cupy']}"
     if not data["gpus"]:
         if devices:
@@ -52,3 +53,5 @@ def cupy_findings(data: dict[str, Any], devices: int) -> Iterator[Finding]:
     yield Finding("GPU", OK, f"{text}; a kernel and a matrix product are correct")
     unusable = f"not usable ({data['nccl_trouble']}): several GPUs exchange tensors through the host"
     yield judged("NCCL", data["nccl"] or "", (data["nccl"] is None, NOTE, unusable, "", INSTALL))
+    unusable = f"not usable ({data['cublaslt_trouble']}): products are slower, and biases and activations are separate kernels"
+    yield judged("cublasLt", data["cublaslt"] or "", (data["cublaslt"] is None, NOTE, unusable, "", INSTALL_FAST))

@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from jobflow.compiler.rank.joined_space import fits_in_loop
 from jobflow.compiler.rank.local import Builder, Join, LocalInstruction, LocalValue, RankProgram
+from jobflow.compiler.rank.product_epilogues import merge_epilogues
 from jobflow.compiler.rank.views import StridedWindow, is_dense, views_of, windows, written_over
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.kernels.patterns import Fold
@@ -33,7 +34,7 @@ from jobflow.plan.plan import Slot, aligned
 
 def fuse(program: RankProgram) -> RankProgram:
     """Apply the passes of this module in order."""
-    return join_updates(absorb_makers(use_triangles(program)))
+    return join_updates(absorb_makers(merge_epilogues(use_triangles(program))))
 
 
 def use_triangles(program: RankProgram) -> RankProgram:

@@ -19,7 +19,8 @@ from jobflow.compiler.rank.buffer_reuse import communicated, placements, reuse_b
 from jobflow.compiler.rank.format import memory_orders
 from jobflow.compiler.rank.local import Collect, Join, LocalInstruction, LocalValue, Receive, Send, WaitFor
 from jobflow.compiler.rank.order import Ordered
-from jobflow.compiler.rank.views import StridedWindow, is_dense, is_free, views_of, windows, written_over
+from jobflow.compiler.rank.row_padding import padded_rows
+from jobflow.compiler.rank.views import Orders, StridedWindow, is_dense, is_free, reserved_bytes, views_of, windows, written_over
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
 from jobflow.core.types import contiguous_strides
@@ -74,11 +75,16 @@ class _Planning:
         program = self.ordered.program
         self.steps = (*self.ordered.body, *self.ordered.epilogue)
         self.arguments = [argument.value for argument in program.arguments]
-        orders = memory_orders(program)
+        orders: Orders = memory_orders(program)
         roots = [*program.reads.values(), *_stored(self.steps), *self.arguments]
         fetched, sent = {value for _, value in program.fetches}, communicated(self.steps)
         default_windows = windows(self.steps, roots, orders)
-        placed = placements(self.steps, default_windows, fetched | sent | set(self.arguments), orders, program.target.patterns.formats)
+        fixed, formats = fetched | sent | set(self.arguments), program.target.patterns.formats
+        padded = padded_rows(self.steps, roots, orders, default_windows, fixed, formats)
+        if padded:
+            orders = {**orders, **padded}
+            default_windows = windows(self.steps, roots, orders)
+        placed = placements(self.steps, default_windows, fixed, orders, formats)
         self.windows: dict[LocalValue, StridedWindow] = windows(self.steps, roots, orders, placed) if placed else default_windows
         self.updated = views_of(self.steps, set(written_over(self.steps)))
         self._join()
@@ -184,18 +190,22 @@ class _Planning:
         for buffer in ("arena", "shared"):
             roots = [root for root in lifetimes if (root in shared) == (buffer == "shared")]
             order = {root: i for i, root in enumerate(lifetimes)}
-            roots.sort(key=lambda root: (-root.type.nbytes, order[root]))
+            roots.sort(key=lambda root: (-self._bytes(root), order[root]))
             sizes[buffer] = self._assign(buffer, roots, lifetimes)
             needed[buffer] = self._peak(roots, lifetimes)
         return sizes, needed
+
+    def _bytes(self, root: LocalValue) -> int:
+        """Return the number of bytes that a root occupies."""
+        return reserved_bytes(root.type, self.windows[root].strides)
 
     def _peak(self, roots: list[LocalValue], lifetimes: dict[LocalValue, list[int]]) -> int:
         """Return the largest number of bytes that these roots occupy at any instruction."""
         change = np.zeros(len(self.steps) + 3, np.int64)  # positions from -1 (arguments) to the results
         for root in roots:
             first, last = lifetimes[root]
-            change[first + 1] += root.type.nbytes
-            change[last + 2] -= root.type.nbytes
+            change[first + 1] += self._bytes(root)
+            change[last + 2] -= self._bytes(root)
         return int(np.cumsum(change).max())
 
     def _assign(self, buffer: str, roots: list[LocalValue], lifetimes: dict[LocalValue, list[int]]) -> int:
@@ -203,7 +213,7 @@ class _Planning:
         size = 0
         for count, root in enumerate(roots):
             first, last = lifetimes[root]
-            need = aligned(max(root.type.nbytes, 1), self.ordered.program.target.alignment)
+            need = aligned(max(self._bytes(root), 1), self.ordered.program.target.alignment)
             starts, stops, begins, ends = placed[:, :count]
             at_once = np.flatnonzero((begins <= last) & (first <= ends))
             at_once = at_once[starts[at_once].argsort()]

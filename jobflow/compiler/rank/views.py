@@ -17,8 +17,16 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import TensorType, contiguous_strides, unread
 from jobflow.ops.op import Op, ViewOp
 
-#: Memory orders of values that are not C-ordered: axes from outermost to innermost.
-Orders = Mapping[LocalValue, tuple[int, ...]]
+
+@dataclass(frozen=True)
+class PaddedRows:
+    """A C-ordered layout with `length` elements from one row of the last axis to the next."""
+
+    length: int
+
+
+#: Memory orders of values that are not dense and C-ordered: axes from outermost to innermost, or padded rows.
+Orders = Mapping[LocalValue, tuple[int, ...] | PaddedRows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +64,22 @@ def own_window(value: LocalValue, orders: Orders) -> StridedWindow:
 
 
 @lru_cache(4096)
-def ordered_strides(type: TensorType, order: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the strides of a dense array with the axes in this memory order."""
+def ordered_strides(type: TensorType, order: tuple[int, ...] | PaddedRows | None) -> tuple[int, ...]:
+    """Return the strides of an array with the axes in this memory order."""
     if order is None:
         return contiguous_strides(type.shape, type.dtype.itemsize)
+    if isinstance(order, PaddedRows):
+        return contiguous_strides((*type.shape[:-1], order.length), type.dtype.itemsize)
     inner = contiguous_strides(tuple(type.shape[axis] for axis in order), type.dtype.itemsize)
     strides = [0] * len(order)
     for axis, stride in zip(order, inner, strict=True):
         strides[axis] = stride
     return tuple(strides)
+
+
+def reserved_bytes(type: TensorType, strides: tuple[int, ...]) -> int:
+    """Return the bytes of memory for a value, with the padding after its last row."""
+    return max((n * stride for n, stride in zip(type.shape, strides, strict=True)), default=type.nbytes) if type.size else 0
 
 
 def _view_window(step: LocalInstruction, window_of: Mapping[LocalValue, StridedWindow]) -> StridedWindow | None:

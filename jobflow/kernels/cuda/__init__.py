@@ -3,7 +3,8 @@
     fused_kernels      operations with an expression, and regions, printed as CUDA C and compiled by NVRTC when a program is bound
     adaptive_kernels   pooling to a requested output size
     copy_kernels       copies of parts of tensors: views that strides do not allow, slices, concatenation
-    cublas_products    matrix products, written directly to their output
+    cublas_products    matrix products, written directly to their output, by CuPy's cuBLAS
+    cublaslt_products  the same by cublasLt, with the operations after a product in the same call; for stream capture
     pooling_kernels    pooling, one kernel per operation
     attention_kernels  attention and its gradients, without a value of [..., queries, keys]
     scan_kernels       running sums, products and extremes
@@ -19,8 +20,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.adaptive_pool": ("adaptive_kernels",),
     "ops.attention": ("attention_kernels",),
     "ops.index": ("segment_kernels",),
-    "ops.matmul": ("cublas_products",),
+    "ops.matmul": ("cublas_products", "cublaslt_products"),
     "ops.op": ("copy_kernels",),
+    "kernels.cuda.epilogue_product": ("cublaslt_products",),
     "ops.pool": ("pooling_kernels",),
     "ops.row_update": ("segment_kernels",),
     "ops.running_extremes": ("scan_kernels",),

@@ -49,6 +49,12 @@ class Matrices:
         distance = self.down if self.rows > 1 else max(self.columns, 1)
         return distance if max(self.columns, 1) <= distance < _LARGEST else None
 
+    @property
+    def span(self) -> int:
+        """The number of elements from the first element of the batch to the last."""
+        sizes, strides = (*self.batch, self.rows, self.columns), (*self.batch_strides, self.down, self.along)
+        return 1 + sum((n - 1) * abs(step) for n, step in zip(sizes, strides, strict=True))
+
 
 def matrices(array: Array, *, rows: bool = False) -> Matrices | None:
     """View the last two axes as matrices; return None if the strides do not allow it.
@@ -113,7 +119,7 @@ class CublasProduct:
         layouts = operands(op, inputs, outputs)
         if layouts is None or any(x.leading is None and x.transposed.leading is None for x in layouts) or layouts[2].leading is None:
             return "neither the rows nor the columns of an operand are contiguous"
-        if dtype.is_half and len(_batch(layouts)) > 1:
+        if dtype.is_half and len(batch_axes(layouts)) > 1:
             return f"a batch of {dtype.name} matrices has more than one stride"
         return None
 
@@ -126,7 +132,7 @@ class CublasProduct:
         return [(PreparedProduct(layouts, (a, b, y) if plain.leading is not None else (b, a, y)), ())]
 
 
-def _batch(layouts: Sequence[Matrices]) -> list[tuple[int, tuple[int, ...]]]:
+def batch_axes(layouts: Sequence[Matrices]) -> list[tuple[int, tuple[int, ...]]]:
     return merged(layouts[2].batch, [x.batch_strides for x in layouts])
 
 
@@ -143,9 +149,9 @@ class PreparedProduct:
         one = self._scalars.ctypes.data
         zero = one + self._scalars.itemsize
         sizes = (y.columns, y.rows, a.columns)
-        axes, written = _batch(layouts), y.leading
+        axes, written = batch_axes(layouts), y.leading
         assert written is not None
-        (transposed_b, leading_b), (transposed_a, leading_a) = _transposition(b), _transposition(a)
+        (transposed_b, leading_b), (transposed_a, leading_a) = transposition(b), transposition(a)
         pointers = [x.data.ptr for x in arrays]
         if len(axes) > 1:
             self._addresses = [_addresses(p, axes, k, dtype.itemsize) for k, p in enumerate(pointers)]
@@ -182,7 +188,7 @@ class PreparedProduct:
         self._call(self._handle(), *self._arguments)  # the handle of this thread uses its current stream
 
 
-def _transposition(x: Matrices) -> tuple[int, int]:
+def transposition(x: Matrices) -> tuple[int, int]:
     """Return the transposition flag and the leading dimension with which column-major cuBLAS reads the transpose of a matrix."""
     if x.leading is not None:
         return 0, x.leading

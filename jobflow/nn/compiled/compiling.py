@@ -161,7 +161,7 @@ class CompiledFunction:
     def _keyed(self, cache: Cache, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Call, Any]:
         """Return a call with these arguments, and the key of its plans."""
         call, here = Call(args, options, cache.by_content, tuple(cache.changing.values())), cache.here
-        return call, (current_session().settings.kernels, here.grad_enabled, here.default_dtype, here.default_device, call.key)
+        return call, (current_session().settings.computing, here.grad_enabled, here.default_dtype, here.default_device, call.key)
 
     def _traced(self, cache: Cache, key: Any, call: Call, reason: str) -> Any:
         """Trace the function for `call`, run the plan, and return its result.

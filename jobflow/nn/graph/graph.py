@@ -218,7 +218,7 @@ class Graph:
         with scope.lock():
             bound = self._bound
             tensors = [x for _, x in arguments.leaves()] if bound is None else bound.tensors(arguments)
-            key = current_session().settings.kernels, tuple([x.tensor_type.shape for x in tensors]), scope.current().autocast
+            key = current_session().settings.computing, tuple([x.tensor_type.shape for x in tensors]), scope.current().autocast
             if bound is None or key != bound.key:
                 bound = self._bounds.pop(key, None) or self._compiled(arguments)
                 self._keep(key, bound)

@@ -24,7 +24,6 @@ from jobflow.engine.session import current_session
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.graph_text import physical_text
 from jobflow.graph.ir import Value, Variable
-from jobflow.kernels.target import target_of
 from jobflow.nn.graph.built import Arguments, Built, Meta
 from jobflow.nn.parameter import Parameter
 from jobflow.plan.storage import is_common
@@ -74,11 +73,11 @@ class Bound:
         self.built = built
         self.memory = memory
         #: the key in the graph's cache
-        self.key = current_session().settings.kernels, tuple(meta.type.shape for meta in built.inputs), scope.current().autocast
+        self.key = current_session().settings.computing, tuple(meta.type.shape for meta in built.inputs), scope.current().autocast
         self.group = RankGroup.of(built.graph)
         self._check_memory()
         self.physical = distribute(self.group.graph(built.graph))
-        self.lines = [f"kernels: {self.key[0]}", *physical_text(self.physical).splitlines()]
+        self.lines = [f"kernels: {self.key[0].kernels}", *physical_text(self.physical).splitlines()]
         self.digest = program_digest(self.lines)
         results = [x for _, x in leaves(built.result, "an output")]
         self.outputs = [self._output_meta(value, x) for value, x in zip(self.physical.graph.outputs, results, strict=True)]
@@ -142,7 +141,7 @@ class Bound:
         fresh = self._adopt(state_of(rank), comm)
         storage = StorageChoice(share=current_session().settings.share_variables, copies=True, in_place=True)
         choose_cache_folder(current_session().settings.cache_folder)
-        bound = Program(self.physical, storage, target_of(rank.device.tag, self.key[0])).bind(rank)
+        bound = Program(self.physical, storage, self.key[0].target(rank.device.tag, timed=len(ranks) == 1)).bind(rank)
         self._fill(state_of(rank), fresh, loaded)
         self.executor = bound.executor
         if self.gpu is not None:  # outputs stay on the GPU

@@ -1,7 +1,8 @@
-"""A test of CuPy and NCCL.
+"""A test of CuPy, NCCL and cublasLt.
 
 Prints a JSON object.  "cupy" is CuPy's version, "gpus" a list of [name, bytes of memory], and "runtime" and "driver" are CUDA versions.
-"trouble" is the error of CuPy or "".  "nccl" is NCCL's version, or null if it was not tested or failed with the error "nccl_trouble".
+"trouble" is the error of CuPy or "".  "nccl" and "cublaslt" are the versions of these libraries, or null if the library was not tested or failed
+with the error "nccl_trouble" or "cublaslt_trouble".
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import cupy
 import numpy as np
 
+from jobflow.kernels.cuda import cublaslt_calls, cublaslt_library
+from jobflow.kernels.target import ProductMode
 from jobflow.runtime.device.cuda_device import nccl
 
 
@@ -31,6 +34,22 @@ def compute() -> None:
         raise RuntimeError("a matrix product returned wrong values")
 
 
+def multiply(library: cublaslt_library.CublasLt) -> str:
+    """Multiply two matrices by cublasLt, and return its version; raise RuntimeError if the result is wrong."""
+    gpu, size = cublaslt_calls.GpuProducts(library, 0), 256
+    ones, product = cupy.ones((size, size), cupy.float32), cupy.empty((size, size), cupy.float32)
+    problem = cublaslt_calls.Problem(size, size, size, (False, False), (size,) * 4, 1, (0,) * 4, "float32", "float32")
+    pointers = cublaslt_calls.Pointers(*[x.data.ptr for x in (ones, ones, product, product)])
+    mode = ProductMode(timed=False)
+    choice = gpu.choice(problem, mode, pointers)
+    if choice is None:
+        raise RuntimeError("cublasLt has no algorithm for a product of float32")
+    cublaslt_calls.ProductCall(gpu, problem, mode, pointers, choice, (ones, product))()
+    if not bool((product == size).all()):
+        raise RuntimeError("a matrix product returned wrong values")
+    return library.version_text
+
+
 def communicate(module: Any) -> str:
     """Run an all-reduce of NCCL on one GPU, and return NCCL's version; raise RuntimeError if the result is wrong."""
     comm = module.NcclCommunicator(1, module.get_unique_id(), 0)
@@ -44,6 +63,7 @@ def communicate(module: Any) -> str:
 
 runtime = cupy.cuda.runtime
 report: dict[str, Any] = {"cupy": cupy.__version__, "gpus": [], "runtime": "", "driver": "", "trouble": "", "nccl": None, "nccl_trouble": ""}
+report |= {"cublaslt": None, "cublaslt_trouble": ""}
 try:
     for index in range(runtime.getDeviceCount()):
         properties = runtime.getDeviceProperties(index)
@@ -61,4 +81,12 @@ if report["gpus"] and not report["trouble"]:
             report["nccl"] = communicate(module)
         except Exception as error:  # noqa: BLE001 - whatever CuPy raises is the answer
             report["nccl_trouble"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    search = cublaslt_library.find()
+    if search.library is None:
+        report["cublaslt_trouble"] = search.reason
+    else:
+        try:
+            report["cublaslt"] = multiply(search.library)
+        except Exception as error:  # noqa: BLE001 - whatever the library raises is the answer
+            report["cublaslt_trouble"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print(json.dumps(report))
