@@ -180,6 +180,12 @@ class Runtime:
             self.counts.launches += 1
         return True
 
+    def product(self, stream: int) -> int:
+        """Count a product of cublasLt, or add it to the capture of its stream; return the status of success."""
+        if not self.captures.add(stream, "product", lambda: None):
+            ctypes.c_long.in_dll(self.counts.library, "products").value += 1
+        return 0
+
     def synchronize(self, point: int = 0, *_: int) -> bool:
         self.captures.refuse(point)
         self.counts.synchronisations += 1

@@ -33,6 +33,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
 
+import cublaslt
 from captures import error
 from cuda_calls import ALIGNMENT, C_SOURCE, IN_C, MEMORY, TRAMPOLINES, Counts, Runtime
 
@@ -63,6 +64,17 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CC", "cc"))
 
 
+def _compile(source: str, target: Path) -> None:
+    """Compile C code to a shared library, whose name is that of its file."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as private:
+        text, versions, shared_object = (Path(private) / name for name in ("stub.c", "stub.map", "stub.so"))
+        text.write_text(source)
+        versions.write_text(f"{target.name} {{ global: *; }};\n")
+        options = ["-shared", "-fPIC", "-O1", f"-Wl,--version-script={versions}", f"-Wl,-soname,{target.name}"]
+        subprocess.run([compiler() or "cc", *options, str(text), "-o", str(shared_object)], check=True, capture_output=True, timeout=60)
+        shared_object.replace(target)
+
+
 def library(folder: Path) -> Path:
     """Compile C_SOURCE and the names of cuBLAS that CuPy links against to `folder`, unless an earlier process did."""
     target = folder / "libcublas.so.13"
@@ -75,13 +87,8 @@ def library(folder: Path) -> Path:
     functions += [f"TRAMPOLINE({k})" for k in range(TRAMPOLINES)]
     for name in (n.decode() for n in names if n != b"cublasCreate_v2"):
         functions.append(f"int {name}(void) {{ {'' if ORGANISING.match(name) else '__sync_fetch_and_add(&products, 1); '}return 0; }}")
-    with tempfile.TemporaryDirectory(dir=folder) as private:
-        source, versions, shared_object = (Path(private) / name for name in ("stub.c", "stub.map", "stub.so"))
-        source.write_text("\n".join(functions) + "\n")
-        versions.write_text(f"{target.name} {{ global: *; }};\n")
-        options = ["-shared", "-fPIC", "-O1", f"-Wl,--version-script={versions}", f"-Wl,-soname,{target.name}"]
-        subprocess.run([compiler() or "cc", *options, str(source), "-o", str(shared_object)], check=True, capture_output=True, timeout=60)
-        shared_object.replace(target)
+    _compile(cublaslt.source(), folder / cublaslt.NAME)
+    _compile("\n".join([*functions, ""]), target)  # last: it stands for both
     return target
 
 
@@ -97,6 +104,14 @@ def _load(folder: Path) -> ctypes.PyDLL:
         function = getattr(loaded, name)
         function.restype, function.argtypes = None, [*arguments, ctypes.py_object, ctypes.py_object]
     return loaded
+
+
+def _load_cublaslt(path: Path, product: Callable[[int], int]) -> None:
+    """Load cublasLt before CuPy and jobflow request it by name."""
+    loaded = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_ssize_t)(product)
+    _live_callbacks.extend((loaded, callback))
+    ctypes.c_void_p.in_dll(loaded, "stub_product").value = ctypes.cast(callback, ctypes.c_void_p).value
 
 
 _live_callbacks: list[Any] = []
@@ -170,7 +185,9 @@ def before_cupy(folder: Path) -> Counts:
     limit = int(os.environ.get("JOBFLOW_GPU_STUB_MEMORY", MEMORY))
     full = error(MEMORY_ALLOCATION)
     counts.library.stub_set_limit(limit, type(full), full)
-    for module, functions in zip((runtime, driver), Runtime(counts).functions(), strict=True):
+    calls = Runtime(counts)
+    _load_cublaslt(folder / cublaslt.NAME, calls.product)
+    for module, functions in zip((runtime, driver), calls.functions(), strict=True):
         for name, function in functions.items():
             _replace(module, name, function, counts.library)
     # after the replacements, which it copies; directly, because CuPy's own import would search for all of CUDA
