@@ -184,4 +184,5 @@ def _part(block: Array, start: int, target: Array) -> Array:
 def finish(events: Sequence[Any]) -> None:
     """Wait for copies from page-locked memory, which is freed next."""
     for event in events:
-        event.synchronize()
+        if not event.done:
+            event.synchronize()
