@@ -94,6 +94,21 @@ def test_parameters_adapt_and_streams_do_not() -> None:
     assert result == {"biased": HALF, "scaled": HALF, "promoted": SINGLE, "relu": SINGLE, "stream": SINGLE}
 
 
+def test_gradients_of_several_readers_are_summed_in_float32() -> None:
+    def body(x: Any) -> Any:
+        hidden = flow.math.tanh(x * flow.get_variable("scale", (4, 6), initializer=normal()), name="hidden")
+        w = flow.get_variable("w", (6, 6), initializer=normal())
+        loss = flow.math.reduce_sum(flow.matmul(hidden, w) + flow.matmul(hidden, w, transpose_b=True) + flow.matmul(flow.matmul(hidden, w), w))
+        sgd(0.5).minimize(loss)
+        return loss
+
+    every = nodes(declare(body, tp.Numpy.Placeholder((4, 6)), type="train", config=mixed()))
+    casts = [node.inputs[0].name for node in every if type(node.op).__name__ == "Cast" and node.phase == "forward" and node.outputs[0].dtype is HALF]
+    sums = [node for node in every if type(node.op).__name__ == "Add" and node.phase == "backward"]
+    assert sorted(casts) == ["hidden", "w"], "equal casts are merged"
+    assert len(sums) >= 4 and {value.dtype for node in sums for value in (*node.inputs, *node.outputs)} == {SINGLE}
+
+
 def test_autocast_gives_the_types_of_jobs_and_of_pytorch() -> None:
     """The types are those of PyTorch's autocast on GPUs."""
     x = flow.tensor(np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 4, 4))

@@ -12,9 +12,10 @@ residual stream of a transformer, while the bias and the activation of a product
 A compiled program also contains the readers of each value, which this pass uses for one more rule.  An op of the category ``follows`` is in float32
 unless a product reads its result in half precision, directly or through other such ops.
 
-Only float32 is converted.  Variables, arguments, results, losses and watched values stay float32.  A variable is cast where it is
-used, once for all users in one scope.  The gradient of a cast is a cast, so gradients return in float32.  The pass runs before
-differentiation, so the backward pass of an op has the precision of the op, and saved values have it, too.
+Only float32 is converted.  Variables, arguments, results, losses and watched values stay float32.  The gradient of a cast is a cast, so
+gradients return in float32.  Each reader in half precision has its own cast, so the gradients of several readers are summed in float32.  After
+differentiation, `simplify` merges equal casts.  Because this pass precedes differentiation, the backward pass of an op has the precision of the op,
+and saved values have it, too.
 
 Examples, with 16 for half precision.
 
@@ -112,7 +113,7 @@ class _Halving:
         here = scope.current()
         region = value.node.provenance.region if here.region is None else here.region  # the cast of a dropped value is dropped too
         key = (value, dtype, here.placement, here.stage, region, here.view)
-        if key not in self.casts:
+        if dtype is self.half or key not in self.casts:
             with scope.using(region=region):
                 result = cast(value, dtype)
             assert isinstance(result, Value)
