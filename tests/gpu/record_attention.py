@@ -1,6 +1,6 @@
 """Recorder of the GPU plans of attention in data/attention_plans.txt: what one more block adds to a step at 1 x 1,024 tokens.
 
-    python tests/gpu/record_attention.py        prints the table and writes it; a GPU and CuPy are not needed
+    python tests/gpu/record_attention.py        prints and writes the table, and prints figures of the whole block; needs neither GPU nor CuPy
 
 A block has the size of GPT-2 124M: width 768, 12 heads.  Its figures are the differences between programs of two blocks and of one.  Bytes are
 those of the operands of its instructions without updates, each instruction's operands counted once.  Instructions of attention have operands of
@@ -118,22 +118,23 @@ def operand_bytes(plan: Any, attention: bool) -> int:
     return sum(slot.type.nbytes for slots in steps if not attention or any(slot.type.ndim == 4 for slot in slots) for slot in slots)
 
 
-def rows() -> Iterator[str]:
-    yield f"{'program':<36} {'type':<9} {'values of [.., t, t]':>20} {'instructions':>13} {'MB of the block':>16} {'of attention':>13}"
+def rows(whole: bool) -> Iterator[str]:
+    """Yield the table, with figures of the whole block if `whole`; these change with all parts of the compiler and are not recorded."""
+    yield f"{'program':<36} {'type':<9} {'values of [.., t, t]':>20} {'MB of attention':>16}{'  of the block  instructions' if whole else ''}"
     for name, make in PROGRAMS.items():
         for half in (False, True):
             one, two = plan(make, 1, half), plan(make, 2, half)
             steps = len(two.instructions) - len(one.instructions)
             block, own = (operand_bytes(two, only) - operand_bytes(one, only) for only in (False, True))
-            yield f"{name:<36} {'bfloat16' if half else 'float32':<9} {squares(two):>20} {steps:>13} {block / 1e6:>16.1f} {own / 1e6:>13.1f}"
+            of_block = f"{block / 1e6:>14.1f}{steps:>14}" if whole else ""
+            yield f"{name:<36} {'bfloat16' if half else 'float32':<9} {squares(two):>20} {own / 1e6:>16.1f}{of_block}"
 
 
-def table() -> str:
-    return "# one block of GPT-2 124M at 1 x 1,024 tokens; written by record_attention.py\n" + "\n".join(rows()) + "\n"
+def table(whole: bool = False) -> str:
+    return "# one block of GPT-2 124M at 1 x 1,024 tokens; written by record_attention.py\n" + "\n".join(rows(whole)) + "\n"
 
 
 if __name__ == "__main__":
     sys.path[:0] = [str(HERE.parents[1] / folder) for folder in ("", "examples", "examples/zoo", "benchmarks/gpu")]
-    text = table()
-    TARGET.write_text(text)
-    print(text, end="")
+    TARGET.write_text(table())
+    print(table(whole=True), end="")
