@@ -121,13 +121,17 @@ def operand_bytes(plan: Any, attention: bool) -> int:
 def rows(whole: bool) -> Iterator[str]:
     """Yield the table, with figures of the whole block if `whole`; these change with all parts of the compiler and are not recorded."""
     yield f"{'program':<36} {'type':<9} {'values of [.., t, t]':>20} {'MB of attention':>16}{'  of the block  instructions' if whole else ''}"
-    for name, make in PROGRAMS.items():
+    for name in PROGRAMS:
         for half in (False, True):
-            one, two = plan(make, 1, half), plan(make, 2, half)
-            steps = len(two.instructions) - len(one.instructions)
-            block, own = (operand_bytes(two, only) - operand_bytes(one, only) for only in (False, True))
-            of_block = f"{block / 1e6:>14.1f}{steps:>14}" if whole else ""
-            yield f"{name:<36} {'bfloat16' if half else 'float32':<9} {squares(two):>20} {own / 1e6:>16.1f}{of_block}"
+            yield row(name, half, whole)
+
+
+def row(name: str, half: bool, whole: bool = False) -> str:
+    one, two = plan(PROGRAMS[name], 1, half), plan(PROGRAMS[name], 2, half)
+    steps = len(two.instructions) - len(one.instructions)
+    block, own = (operand_bytes(two, only) - operand_bytes(one, only) for only in (False, True))
+    of_block = f"{block / 1e6:>14.1f}{steps:>14}" if whole else ""
+    return f"{name:<36} {'bfloat16' if half else 'float32':<9} {squares(two):>20} {own / 1e6:>16.1f}{of_block}"
 
 
 def table(whole: bool = False) -> str:
