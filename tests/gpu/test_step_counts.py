@@ -28,3 +28,9 @@ def test_target_models_wait_for_fetches_only_and_allocate_when_bound(name: str) 
 
 def test_no_step_waits_without_a_fetch() -> None:
     assert {name: counts["waits without a fetch"] for name, counts in recorded().items() if counts["waits without a fetch"]} == {}
+
+
+def test_gpt2_is_one_graph_and_the_copies_of_its_arguments() -> None:
+    counts = recorded()[TARGETS[0]]
+    arguments = counts["kernels alone"] + counts["copies on the GPU"]
+    assert (counts["graphs"], counts["products"], arguments) == (1, 0, 2)
