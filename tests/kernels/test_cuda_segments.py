@@ -83,10 +83,10 @@ def test_scattered_values_equal_the_operation(name: str, host: HostSegments) -> 
         np.testing.assert_allclose(single(ours), single(expected), TOLERANCE[expected.dtype.name], 0, err_msg=f"{case} {x.dtype}")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_entries_of_several_tiles_are_added_in_their_order(dtype: str, host: HostSegments) -> None:
+@pytest.mark.parametrize(("dtype", "count"), [("float32", TILE), ("int32", TILE + 1), ("float32", 2 * TILE + 77)])
+def test_entries_of_one_or_several_tiles_are_added_in_their_order(dtype: str, count: int, host: HostSegments) -> None:
     random = np.random.default_rng(1)
-    ids = np.minimum(random.zipf(1.3, 2 * TILE + 77) - 2, 5000)  # some before and some after the table
+    ids = np.minimum(random.zipf(1.3, count) - 2, 5000)  # some before and some after the table
     data = random.standard_normal((len(ids), 3)).astype(dtype) if dtype == "float32" else random.integers(-9, 9, (len(ids), 3)).astype(dtype)
     ours = host.sums(UnsortedSegmentSum(0, 4321), data, ids)
     expected = np.zeros((4321, 3), dtype)

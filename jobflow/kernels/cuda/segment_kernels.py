@@ -72,11 +72,14 @@ def segments_of(op: Op, data: TensorType, ids: TensorType, y: TensorType) -> Seg
 def launches_of_sort(launch: Launch, scratch: Scratch, keys: Array, segments: int) -> tuple[list[Call], Array, Array]:
     """Return the launches that sort the entries by their `keys`, the array of sorted entries, and the array of the segments' bounds."""
     text, count = print_sort(), int(keys.size)
-    tiles = max(-(-count // TILE), 1)
+    tiles, bits = max(-(-count // TILE), 1), segments.bit_length()
     sorted_keys, order, new_order = (scratch((max(count, 1),), int32) for _ in range(3))
     totals, bounds = scratch((DIGITS * tiles,), int32), scratch((segments + 1,), int32)
     calls: list[Call] = []
-    for shift in range(0, segments.bit_length(), BITS):
+    if tiles == 1:
+        calls.append(launch(text, "tile_sort", 1, (keys, sorted_keys, order, np.int32(count), np.int32(bits))))
+        keys = sorted_keys
+    for shift in range(0, bits if tiles > 1 else 0, BITS):
         size = (np.int32(count), np.int32(shift))
         calls.append(launch(text, "digit_counts", tiles, (keys, totals, *size)))
         calls.append(launch(text, "digit_offsets", 1, (totals, np.int32(DIGITS * tiles))))

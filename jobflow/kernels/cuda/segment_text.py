@@ -5,8 +5,9 @@
     bounds   0 1 2 4          the first sorted entry of each segment
 
 A pass of the stable sort orders four bits.  A block sorts a tile of 2,048 entries.  `digit_counts` counts the digits of each tile, `digit_offsets`
-adds up the counts, and `digit_moves` moves the entries.  The sums of a segment are added in the order of its entries, as in a loop over the
-entries.  Equal inputs therefore give equal bits on every GPU.  There are no atomic additions.
+adds up the counts, and `digit_moves` moves the entries.  If all entries fit one tile, `tile_sort` runs all passes in shared memory.  The sums of a
+segment are added in the order of its entries, as in a loop over the entries.  Equal inputs therefore give equal bits on every GPU.  There are no
+atomic additions.
 """
 
 from __future__ import annotations
@@ -99,6 +100,38 @@ _MOVES = f"""extern "C" __global__ void __launch_bounds__({THREADS}) digit_moves
   }}
 }}"""
 
+_TILE_SORT = f"""extern "C" __global__ void __launch_bounds__({THREADS}) tile_sort(
+    const int *keys, int *new_keys, int *new_order, int count, int bits) {{
+  static __shared__ int before[{DIGITS * THREADS}];
+  static __shared__ int tile_keys[{TILE}], tile_order[{TILE}];
+  const int t = threadIdx.x, first = t * {ITEMS}, mine = min(max(count - first, 0), {ITEMS});
+  if (blockIdx.x) return;
+  for (int k = 0; k < mine; ++k) {{
+    tile_keys[first + k] = keys[first + k];
+    tile_order[first + k] = first + k;
+  }}
+  for (int shift = 0; shift < bits; shift += {BITS}) {{
+    int key[{ITEMS}], entry[{ITEMS}];
+    ranks(tile_keys, count, shift, before);
+    for (int k = 0; k < mine; ++k) {{
+      key[k] = tile_keys[first + k];
+      entry[k] = tile_order[first + k];
+    }}
+    __syncthreads();
+    for (int k = 0; k < mine; ++k) {{
+      const int place = (key[k] >> shift & {DIGITS - 1}) * {THREADS} + t, to = before[place];
+      before[place] = to + 1;
+      tile_keys[to] = key[k];
+      tile_order[to] = entry[k];
+    }}
+    __syncthreads();
+  }}
+  for (int k = 0; k < mine; ++k) {{
+    new_keys[first + k] = tile_keys[first + k];
+    new_order[first + k] = tile_order[first + k];
+  }}
+}}"""
+
 _BOUNDS = f"""extern "C" __global__ void __launch_bounds__({THREADS}) segment_bounds(const int *keys, int *bounds, int count, int segments) {{
   for (int s = blockIdx.x * {THREADS} + threadIdx.x; s <= segments; s += gridDim.x * {THREADS}) {{
     int low = 0, high = count;
@@ -114,7 +147,7 @@ _BOUNDS = f"""extern "C" __global__ void __launch_bounds__({THREADS}) segment_bo
 
 def print_sort() -> str:
     """Return the text of the kernels that sort entries by their segments, and find the bounds of the segments."""
-    return "\n\n".join([_RANKS, _COUNTS, _OFFSETS, _MOVES, _BOUNDS]) + "\n"
+    return "\n\n".join([_RANKS, _COUNTS, _OFFSETS, _MOVES, _TILE_SORT, _BOUNDS]) + "\n"
 
 
 def print_segments(dtype: DType, together: str = "sum") -> str:
