@@ -1,6 +1,6 @@
-"""Capture one CUDA graph and replay it on new data: a printed kernel, then an all-reduce of one rank by NCCL on a second stream.
+"""Capture one CUDA graph and replay it on new data: a printed kernel, a product by cublasLt, and an all-reduce by NCCL on a second stream.
 
-cublasLt products and cuDNN attention are not implemented; the step reports them as not there.
+The step reports attention by cuDNN, which is not implemented, and libraries that are not installed, as not there.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from jobflow.kernels import registry
+from jobflow.kernels.cuda import cublaslt_library
+from jobflow.kernels.cuda.epilogue_product import EpilogueProduct
 from jobflow.kernels.target import target_of
+from jobflow.ops.matmul import MatMul
 from jobflow.ops.op import Call
 from jobflow.ops.softmax import Softmax
 from jobflow.runtime.device.cuda_device import CudaDevice
 
 SHAPE = (256, 1000)
+#: the product with the softmax: columns, and the operation
+COLUMNS = 64
+EPILOGUE = EpilogueProduct(MatMul(), bias=True, gelu="forward", keeps=True)
 REPLAYS = 3
 #: softmax tolerance relative to the largest element
 TOLERANCE = 1e-5
@@ -50,6 +56,8 @@ def main() -> None:
     side, forked, joined = device.new_stream(), device.new_event(), device.new_event()
     x, y, reduced = (device.allocate(4 * SHAPE[0] * SHAPE[1]).view(np.float32).reshape(SHAPE) for _ in range(3))
     calls = registry.bind(Softmax(1), target_of("gpu", "auto"), device, [x], [y])
+    product = product_of(device, y)
+    calls += [] if product is None else product.calls
     run(calls)
     device.synchronize()
     reduce = None if stub else all_reduce_of(cupy, y, reduced)
@@ -68,12 +76,41 @@ def main() -> None:
         results = device.to_host_together([y, reduced if reduce is not None else y])
         if not stub:
             compare(values, results)
+            if product is not None:
+                product.compare(results[0])
     run(calls)
     if not stub and not np.array_equal(*device.to_host_together([y, reduced if reduce is not None else y])):
         raise SystemExit("the replayed all-reduce differs from the kernel launched alone")
     del graph  # before the communicator that it captured
-    absent = ["a product by cublasLt", "attention by cuDNN", *([] if reduce is not None else ["NCCL"])]
+    absent = [*([] if product is not None else ["a product by cublasLt"]), "attention by cuDNN", *([] if reduce is not None else ["NCCL"])]
     print(f"NOT THERE {', '.join(absent)}; the rest of the graph was replayed {REPLAYS} times", flush=True)
+
+
+class CapturedProduct:
+    """The product of the softmax and a weight, with a bias and GELU, by cublasLt."""
+
+    def __init__(self, device: CudaDevice, x: Any) -> None:
+        random = np.random.RandomState(1)
+        self.weight, self.bias = random.standard_normal((SHAPE[1], COLUMNS)).astype(np.float32), random.standard_normal(COLUMNS).astype(np.float32)
+        self._device = device
+        operands = [x, *(device.constant(a) for a in (self.weight, self.bias))]
+        self.outputs = [device.allocate(4 * SHAPE[0] * COLUMNS).view(np.float32).reshape((SHAPE[0], COLUMNS)) for _ in range(2)]
+        self.calls = registry.bind(EPILOGUE, target_of("gpu", "auto"), device, operands, self.outputs)
+
+    def compare(self, x: Any) -> None:
+        """Print the distance of the results from float64; exit if it exceeds the tolerance."""
+        expected = [np.empty((SHAPE[0], COLUMNS)) for _ in range(2)]
+        EPILOGUE.kernel(np, *(np.asarray(a, np.float64) for a in (x, self.weight, self.bias)), *expected)
+        for what, ours, theirs in zip(("product", "input of GELU"), self._device.to_host_together(self.outputs), expected, strict=True):
+            distance = float(np.max(np.abs(ours - theirs)) / np.max(np.abs(theirs)))
+            print("RESULT " + json.dumps({"replayed": what, "distance": distance}), flush=True)
+            if not distance <= TOLERANCE:
+                raise SystemExit(f"the {what} of a replayed graph is {distance:.2e} away from float64, more than {TOLERANCE:g}")
+
+
+def product_of(device: CudaDevice, x: Any) -> CapturedProduct | None:
+    """Return the product of the softmax x, or None without cublasLt."""
+    return None if cublaslt_library.find().library is None else CapturedProduct(device, x)
 
 
 def run(calls: Sequence[Call]) -> None:

@@ -1,7 +1,7 @@
 """Compute the products of a GPT-2 layer by cublasLt, with their epilogues, and compare them with float64.
 
-On the stub GPU, small matrices are multiplied by the imitated cublasLt of the tests, through the real CuPy.  Without cublasLt, the step reports it
-as not there.
+On the stub GPU, small matrices are multiplied by the imitated cublasLt of the tests, through the real CuPy, and the products of a training step
+are counted.  Without cublasLt, the step reports it as not there.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from jobflow.ops.op import types_tuple  # noqa: E402
 TOLERANCES = {"float32": 2e-5, "bfloat16": 1.6e-2}
 #: tokens, width, and width of the feed-forward network; small ones on the stub
 SIZES, SMALL = (1024, 768, 3072), (16, 24, 40)
+#: blocks of the GPT-2 on the stub, and the products of a block and of the head in a training step, beside attention
+BLOCKS, PRODUCTS_OF_A_BLOCK, PRODUCTS_OF_THE_HEAD = 2, 12, 3
 #: name, operation, and shapes of the inputs in letters: t tokens, w width, f width of the feed-forward network
 CASES = [
     ("bias", EpilogueProduct(MatMul(), bias=True), "tw wf f"),
@@ -77,6 +79,24 @@ def check(cupy: Any, name: str, op: EpilogueProduct, arrays: Sequence[Any]) -> f
     return worst
 
 
+def check_step(imitation: Any, precision: str) -> None:
+    """Train a small GPT-2 on the stub; exit unless its second step has the products of its plan, and its third only launches captured graphs."""
+    sys.path.insert(0, str(TESTS.parent / "benchmarks" / "gpu"))
+    models, workloads, flow = map(importlib.import_module, ("jobflow_models", "workloads", "jobflow"))
+    flow.clear_default_session()
+    flow.config.gpu_device_num(1)
+    step = models.job(workloads.Gpt2(words=1001, length=64, width=64, heads=4, blocks=BLOCKS), 1, precision)
+    words, counts = np.zeros((1, 64), np.int32), [imitation["products"]]
+    for _ in range(3):
+        step(words, words)
+        counts.append(imitation["products"])
+    _, second, third = np.diff(counts)
+    print("RESULT " + json.dumps({"step": precision, "products": int(second), "of a replay": int(third)}), flush=True)
+    if (second, third) != (PRODUCTS_OF_A_BLOCK * BLOCKS + PRODUCTS_OF_THE_HEAD, 0):
+        raise SystemExit(f"a step in {precision} has {second} products, and a replayed one {third}: {imitation.error}")
+    flow.clear_default_session()
+
+
 def main() -> None:
     stub = "JOBFLOW_GPU_STUB" in os.environ
     cupy = importlib.import_module("cupy")
@@ -96,6 +116,11 @@ def main() -> None:
             for name, op, letters in CASES
             if (distance := check(cupy, name, op, inputs_of(op, letters, dtype, sizes))) > 1
         }
+        if stub:
+            imitation = fake.Imitation(Path(search.library.path))
+            imitation["computes"] = 0
+            for precision in ("float32", "bfloat16"):
+                check_step(imitation, precision)
     if far:
         raise SystemExit(f"products are further from float64 than their tolerance: {far}")
 

@@ -22,7 +22,9 @@ from jobflow_models import job  # noqa: E402
 from workloads import Gpt2  # noqa: E402
 
 import jobflow as flow  # noqa: E402
-from jobflow.engine.job import job_of  # noqa: E402
+from jobflow.compiler.compile import distribute, logical  # noqa: E402
+from jobflow.engine.job import job_of, returned_values  # noqa: E402
+from jobflow.engine.session import current_session  # noqa: E402
 from jobflow.kernels.cuda.cublas_products import matrices  # noqa: E402
 from jobflow.kernels.cuda.epilogue_product import PRODUCTS, EpilogueProduct  # noqa: E402
 from jobflow.kernels.region import Region  # noqa: E402
@@ -34,7 +36,6 @@ from jobflow.ops.op import Op  # noqa: E402
 from jobflow.ops.pointwise import ElementwiseGrad  # noqa: E402
 from jobflow.plan.plan import Compute, Plan, Slot  # noqa: E402
 from jobflow.program.program import ALONE, Program  # noqa: E402
-from jobflow.tools.explain import laid_out  # noqa: E402
 
 TABLE = Path(__file__).with_name("data") / "gpt2_products.txt"
 #: a GPU with cublasLt, and one without
@@ -47,9 +48,11 @@ SIZE = Gpt2(words=50257, blocks=2)
 def plan_of(size: Gpt2, target: Target) -> Plan:
     """Return the plan of a training step of one sequence in bfloat16."""
     flow.clear_default_session()
-    physical = laid_out(job_of(job(size, 1, "bfloat16")), 1).physical
+    declared, session = job_of(job(size, 1, "bfloat16")), current_session()
+    program, results = declared.trace(session, declared.placement(session), declared.declared_shapes(session))
+    graph = logical(program, returned_values(results), target).graph
     flow.clear_default_session()
-    return Program(physical, ALONE, target).plan(0, 1)
+    return Program(distribute(graph), ALONE, target).plan(0, 1)
 
 
 def computed(plan: Plan) -> Iterator[Compute]:
@@ -128,9 +131,7 @@ def lines() -> list[str]:
     for text, number in layer.items():
         rest[text] -= SIZE.blocks * number
     text_lines = ["# matrix products of GPT-2 with one sequence of 1,024 tokens in bfloat16; made by record_products.py"]
-    text_lines.append(
-        f"a layer has {phases(layer)} products without those of attention; without cublasLt {phases(products(plain_large) - products(plain))}"
-    )
+    text_lines.append(f"a layer has {phases(layer)} products beside attention; without cublasLt {phases(products(plain_large) - products(plain))}")
     others, plain_others = separate(large) - separate(small), separate(plain_large) - separate(plain)
     text_lines.append(f"separate kernels of a layer: {_named(others)}; without cublasLt {_named(plain_others)}")
     text_lines.append(f"leading dimensions that are no multiple of 8: {unaligned(large)}; without cublasLt {unaligned(plain_large)}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
+import re
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -360,3 +362,48 @@ def test_unknown_versions_of_cuda_are_named(cupy: Any) -> None:
 def test_structures_have_the_sizes_of_the_header() -> None:
     assert ctypes.sizeof(cublaslt_library.Algorithm) == 64
     assert ctypes.sizeof(cublaslt_library.HeuristicResult) == 96
+
+
+def header(name: str) -> str:
+    """Return the text of a header of the wheel nvidia-cublas; skip the test without the wheel."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [] if spec is None else [Path(folder) / "cu13" / "include" / name for folder in spec.submodule_search_locations or ()]
+    text = next((path.read_text() for path in folders if path.is_file()), "")
+    if not text:
+        pytest.skip("nvidia-cublas is not installed")
+    return text
+
+
+def test_constants_have_the_values_of_the_header() -> None:
+    lt, text = cublaslt_library, header("cublasLt.h") + header("cublas_api.h") + "CUBLAS_STATUS_SUCCESS = 0,"
+    values = {name: value.strip() for name, value in re.findall(r"(CUBLAS(?:LT)?_[A-Z_0-9]+) *= *([^,\n]+),?", text)}
+
+    def number(name: str) -> int:
+        return int(eval(re.sub(r"CUBLASLT_\w+", lambda word: str(number(word[0])), values[name])))
+
+    expected = {
+        "CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT": lt.LAYOUT_BATCH_COUNT,
+        "CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET": lt.LAYOUT_BATCH_OFFSET,
+        "CUBLASLT_MATMUL_DESC_TRANSA": lt.PRODUCT_TRANSPOSES_A,
+        "CUBLASLT_MATMUL_DESC_TRANSB": lt.PRODUCT_TRANSPOSES_B,
+        "CUBLASLT_MATMUL_DESC_EPILOGUE": lt.PRODUCT_EPILOGUE,
+        "CUBLASLT_MATMUL_DESC_BIAS_POINTER": lt.PRODUCT_BIAS,
+        "CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER": lt.PRODUCT_AUX,
+        "CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD": lt.PRODUCT_AUX_LEADING,
+        "CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE": lt.PRODUCT_BIAS_TYPE,
+        "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES": lt.PREFER_WORKSPACE,
+        "CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK": lt.PREFER_REDUCTIONS,
+        **{f"CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_{x}_BYTES": value for x, value in zip("ABCD", lt.PREFER_ALIGNMENTS, strict=True)},
+        "CUBLASLT_REDUCTION_SCHEME_NONE": lt.REDUCE_NOTHING,
+        "CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE": lt.REDUCE_IN_COMPUTE_TYPE,
+        "CUBLASLT_ALGO_CONFIG_SPLITK_NUM": lt.ALGORITHM_SPLITS,
+        "CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME": lt.ALGORITHM_REDUCTION,
+        "CUBLAS_COMPUTE_32F": lt.COMPUTE_32F,
+        "CUBLAS_COMPUTE_64F": lt.COMPUTE_64F,
+        "CUBLAS_COMPUTE_32F_FAST_TF32": lt.COMPUTE_TF32,
+        **{name: status for status, name in lt.STATUSES.items()},
+    }
+    epilogues = ["DEFAULT", "BIAS", "GELU", "GELU_BIAS", "GELU_AUX", "GELU_AUX_BIAS", "DGELU", "DGELU_BGRAD", "BGRADA", "BGRADB"]
+    names = dict(zip(lt.EPILOGUES, epilogues, strict=True))
+    expected |= {f"CUBLASLT_EPILOGUE_{names[key]}": value for key, value in lt.EPILOGUES.items()}
+    assert {name: number(name) for name in expected} == expected

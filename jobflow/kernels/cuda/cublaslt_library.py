@@ -3,7 +3,7 @@
 cublasLt computes D = alpha A B + beta C on column-major matrices, followed by an epilogue such as a bias.  CuPy has no functions for it.  The library
 is part of every CUDA toolkit, and of the wheel `nvidia-cublas`.  It is used at binding, for descriptors and algorithms, and for each product.
 
-Constants have the values and names of the public header cublasLt.h; the values have not changed from CUDA 12.0 to CUDA 13.1.
+Constants have the values of the public headers cublasLt.h and cublas_api.h of CUDA 13.1; a test compares them, if the wheel is installed.
 """
 
 from __future__ import annotations
