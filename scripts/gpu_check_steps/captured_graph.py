@@ -1,4 +1,4 @@
-"""Capture one CUDA graph and replay it on new data: a printed kernel, a product by cublasLt, and an all-reduce by NCCL on a second stream.
+"""Capture and replay one CUDA graph: a printed kernel, a product by cublasLt, and an all-reduce by NCCL on a second stream.
 
 The step reports attention by cuDNN, which is not implemented, and libraries that are not installed, as not there.
 """

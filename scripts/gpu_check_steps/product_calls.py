@@ -1,7 +1,7 @@
 """Compute the products of a GPT-2 layer by cublasLt, with their epilogues, and compare them with float64.
 
-On the stub GPU, small matrices are multiplied by the imitated cublasLt of the tests, through the real CuPy, and the products of a training step
-are counted.  Without cublasLt, the step reports it as not there.
+On the stub GPU, the imitated cublasLt of the tests multiplies small matrices, through the real CuPy.  There, the products of a training step are
+counted too.  Without cublasLt, the step reports it as not there.
 """
 
 from __future__ import annotations
