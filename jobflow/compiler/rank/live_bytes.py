@@ -10,7 +10,6 @@ from jobflow.compiler.rank.local import Collect, LocalInstruction, LocalValue, S
 from jobflow.compiler.rank.memory import allocations_of
 from jobflow.compiler.rank.order import Ordered
 
-
 #: regions may raise the peak by this fraction of it: the vectors that stay alive when a large matrix is not written
 SLACK = 1024
 
