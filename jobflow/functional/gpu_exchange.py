@@ -17,9 +17,7 @@ CUDA_DEVICES = (2, 13)
 
 
 def is_on_gpu(source: Any) -> bool:
-    """Return True for a tensor of another library whose memory is on a GPU."""
-    if isinstance(source, Tensor):
-        return False
+    """Return True for a tensor, also of another library, whose memory is on a GPU."""
     if hasattr(source, "__dlpack_device__"):
         return int(source.__dlpack_device__()[0]) in CUDA_DEVICES
     return hasattr(source, "__cuda_array_interface__")

@@ -7,12 +7,15 @@ waits for that.  The next read of elements, or `cuda.synchronize()`, raises the 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jobflow.core.errors import SourceLine, user_line
 from jobflow.core.types import Array
+from jobflow.kernels.cuda.assertion_kernels import assertion_launches
+from jobflow.ops.op import Call
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.runtime.failed_assertions import located
 
@@ -39,6 +42,8 @@ class PendingAssertions:
     def __init__(self, gpu: EagerGpu) -> None:
         self._gpu = gpu
         self._flags: Any = None
+        #: memory of the launches of an assertion, which leave it zeroed for the next one
+        self._latest: Any = None
         self._pending: list[PendingAssertion] = []
         self._lock = threading.RLock()
 
@@ -48,12 +53,20 @@ class PendingAssertions:
             if len(self._pending) == MOST:
                 self._gpu.synchronize()
             if self._flags is None:
-                self._flags = self._gpu.upload(np.zeros(MOST, np.int64))
+                self._flags, self._latest = (self._gpu.upload(np.zeros(n, np.int64)) for n in (MOST, 1))
             number = len(self._pending)
             value = self._gpu.empty((1,), x.dtype)
-            op.note(self._gpu.xp, x, y, self._flags[number : number + 1], value)
+            for function, arguments in self._calls(op, (x, y, self._flags[number : number + 1], value)):
+                function(*arguments)
             if x.size:
                 self._pending.append(PendingAssertion(op, tuple(x.shape), value, user_line()))
+
+    def _calls(self, op: RuntimeAssertion, arrays: Sequence[Array]) -> list[Call]:
+        """Return the launches of printed kernels, or a call of array functions for operations and arrays without such kernels."""
+        printed = None
+        if self._gpu.target.tier == "nvrtc":
+            printed = assertion_launches(op, self._gpu.index, arrays, lambda nbytes: self._latest.view("uint8")[:nbytes])
+        return [(op.note, (self._gpu.xp, *arrays))] if printed is None else printed
 
     def raise_first(self) -> None:
         """Raise the error of the first failed assertion; the GPU has completed all assertions."""

@@ -58,12 +58,13 @@ def correct(setup: Setup) -> list[Step]:
         Step("facts", 15, setup.program(STEPS / "machine_facts.py", str(setup.out))),
         Step("doctor", 15, (setup.python, "-m", "jobflow", "doctor"), expects=GPU_IS_A_STUB if setup.dry else GPU_WORKS),
         Step("device", 20, setup.tests("Device or whole_numbers", workers=1)),
-        Step("ops", 110, setup.tests("kernel", f"--junitxml={setup.out / 'ops.xml'}"), arrays),
+        Step("ops", 100, setup.tests("kernel", f"--junitxml={setup.out / 'ops.xml'}"), arrays),
         Step("host", 25, setup.tests("ThroughTheHost", workers=6)),
         Step("programs", 60, setup.tests("test_one_gpu or (test_processes and (hybrid_mlp or gpt))", workers=7)),
         Step("products", 15, setup.program(STEPS / "product_calls.py")),
         Step("sanitizer", 35, setup.program(STEPS / "sanitized_kernels.py")),
         Step("capture", 20, setup.program(STEPS / "captured_graph.py")),
+        Step("tensors", 25, setup.tests("test_tensors", workers=8)),
         Step("adversarial", 15, setup.program(STEPS / "attention_edges.py")),
         # repeat with CUB reductions, CuPy's default
         Step("ops-cub", 30 if setup.dry else None, setup.tests("test_the_kernel_gives_what_it_gives_on_numpy"), {"CUPY_ACCELERATORS": "cub"}),
@@ -103,4 +104,6 @@ def dry(setup: Setup) -> list[Step]:
     example = f"{TESTS}::TestDevice::test_empty_values"
     texts = setup.program(STEPS / "compiled_texts.py", str(setup.temporary / "stub" / "texts"), "--cache", str(setup.cache))
     code = setup.program(STEPS / "kernel_code.py", "--cache", str(setup.cache))
-    return [*correct(setup), *speed(setup), *diagnose(setup, [example]), Step("code", None, code), Step("compile", None, texts)]
+    launches = Step("launches", 20, setup.program(STEPS / "tensor_launches.py"))
+    extra = [launches, *speed(setup), *diagnose(setup, [example])]
+    return [*correct(setup), *extra, Step("code", None, code), Step("compile", None, texts)]

@@ -312,6 +312,17 @@ def graphs(device: str) -> Any:
     return [*losses, *(p.detach() for p in model.parameters()), *(x for x in graph.state_dict()["model"].values())]
 
 
+@case
+def autocast(device: str) -> Any:
+    x, w = on(device, (4, 8), (8, 3), grad=True)
+    with flow.autocast(device, dtype=flow.bfloat16):
+        y = x @ w
+        loss = y.square().mean()
+    loss.backward()
+    assert y.dtype is flow.bfloat16
+    return [y.detach(), x.grad, w.grad]
+
+
 # -------------------------------------------------------------------- global tensors
 
 
@@ -379,5 +390,7 @@ launch("slice", lambda x: x[:, 4:20], (64, 32))
 launch("concatenate", lambda x, y: flow.cat([x, y]), (64, 32), (64, 32))
 launch("add in place", lambda x, y: x.add_(y), (64, 32), (64, 32))
 launch("fill in place", lambda x: x.fill_(1.0), (64, 32))
+launch("gather", lambda x: x[flow.tensor([3, 1, -1], device=x.device)], (64, 32))
+launch("cross entropy", lambda x: F.cross_entropy(x, flow.zeros(64, dtype=flow.int64, device=x.device)), (64, 32))
 launch("zeros", lambda x: flow.zeros_like(x), (64, 32))
 launch("uniform numbers", lambda x: flow.rand_like(x), (64, 32))

@@ -11,12 +11,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import carrying
+import numpy as np
 import on_device
 import pytest
+import tensor_cases
 from curves_of import DOUBLE, NOTICE, PROGRAMS, TOLERANCE, TOLERANCE_DOUBLE, curves_of, distance_from_cpu
 
+import jobflow as flow
+from jobflow import scope
 from jobflow.core.errors import JobError, PlacementError, RankError
 from jobflow.distributed import mpiexec
+from jobflow.engine.options import EnvSettings
+from jobflow.engine.session import Session
 from jobflow.runtime.comm.nccl_communicator import NcclCommunicator, StagedCommunicator
 from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.world.threads import ThreadsWorld
@@ -89,6 +95,65 @@ def test_the_kernel_that_is_written_for_gpus_gives_it_too(name: str, device: cud
 
 def test_whole_numbers_are_added_at_their_places(device: cuda.CudaDevice) -> None:
     on_device.check_whole_numbers(device.xp)
+
+
+@pytest.mark.parametrize("name", sorted(tensor_cases.CASES))
+def test_tensors_have_the_values_of_the_host(name: str) -> None:
+    """On the stub, where kernels do not write, the case only has to run; its values and the shapes that depend on them are undefined."""
+    if not on_device.COMPUTES and name == "host_values":
+        pytest.skip("it compares values, which the stub does not compute")
+    session = Session()
+    with scope.using(root=scope.Root(session, EnvSettings()), interpreter=None, placement=None):
+        results = tensor_cases.CASES[name]("cuda")
+        assert [x.device.type for x in results] == ["cuda"] * len(results)
+        if on_device.COMPUTES:
+            for k, (x, y) in enumerate(zip(results, tensor_cases.CASES[name]("cpu"), strict=True)):
+                tolerance = 1e-4 if x.itemsize > 2 else 2e-2
+                np.testing.assert_allclose(x.double().numpy(), y.double().numpy(), rtol=tolerance, atol=tolerance / 10, err_msg=f"{name} {k}")
+        session.close()
+
+
+class TestTensorsElsewhere:
+    """Memory of a GPU is exchanged with CuPy without copies; statistics, streams and events are those of the GPU."""
+
+    def test_arrays_of_cupy_share_memory(self, device: cuda.CudaDevice) -> None:
+        x = flow.arange(6.0, device="cuda").reshape(2, 3)
+        array = device.xp.asarray(x) if on_device.COMPUTES else device.xp.from_dlpack(x)  # the stub has no attributes of pointers
+        assert x.__cuda_array_interface__["data"][0] == x.data_ptr()
+        assert array.data.ptr == x.data_ptr() and array.shape == (2, 3) and array.dtype == np.float32
+        for y in (flow.from_dlpack(array), flow.as_tensor(array), flow.from_dlpack(x)):
+            assert y.data_ptr() == x.data_ptr() and str(y.device) == "cuda:0" and y.dtype is flow.float32
+        assert device.xp.from_dlpack(x.T).strides == array.T.strides and x.__dlpack_device__() == (2, 0)
+        assert flow.tensor(array).data_ptr() != x.data_ptr()
+
+    def test_tensors_that_cannot_be_exported(self, device: cuda.CudaDevice) -> None:
+        x = flow.ones(2, device="cuda", requires_grad=True)
+        assert not hasattr(x, "__cuda_array_interface__") and not hasattr(flow.ones(2), "__cuda_array_interface__")
+        with pytest.raises(JobError, match="requires gradients"):
+            device.xp.from_dlpack(x)
+
+    def test_statistics_and_properties(self) -> None:
+        before = flow.cuda.memory_allocated()
+        x = flow.zeros(1 << 20, device="cuda")
+        assert flow.cuda.memory_allocated() >= before + (4 << 20) and flow.cuda.max_memory_allocated() >= flow.cuda.memory_allocated()
+        assert flow.cuda.memory_reserved() >= flow.cuda.memory_allocated() and flow.cuda.mem_get_info()[1] > 0 and x.is_cuda
+        del x
+        flow.cuda.empty_cache()
+        properties = flow.cuda.get_device_properties()
+        assert properties.major >= 7 and properties.total_memory > 0 and flow.cuda.get_device_capability() == properties[3:]
+
+    def test_streams_and_events(self) -> None:
+        first, last = flow.cuda.Event(enable_timing=True), flow.cuda.Event(enable_timing=True)
+        first.record()
+        with flow.cuda.stream(flow.cuda.Stream()):
+            x = flow.ones(100, device="cuda") * 2
+        last.record()
+        last.synchronize()
+        assert first.elapsed_time(last) >= 0 and last.query() and flow.cuda.current_stream().cuda_stream and x.is_cuda
+
+    def test_page_locked_memory(self) -> None:
+        x = flow.ones(100).pin_memory()
+        assert x.is_pinned() and x.pin_memory() is x and not flow.ones(3).is_pinned() and x.to("cuda", non_blocking=True).is_cuda
 
 
 def world_of(*indices: int) -> Iterator[ThreadsWorld]:
