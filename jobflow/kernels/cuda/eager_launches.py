@@ -16,10 +16,10 @@ import numpy as np
 from jobflow.core.types import Array, DType
 from jobflow.ops.op import Binding, Call
 
-#: the distance of stand-ins in bytes; sizes and strides of arrays are smaller, and addresses of index operands are larger
+#: the first address of stand-ins, larger than addresses of memory and smaller than those of index operands
+FIRST = 1 << 58
+#: the distance of stand-ins in bytes
 SPACING = 1 << 44
-#: the largest number of operands and scratch arrays of an operation
-MOST_OPERANDS = 1 << 10
 #: bytes; kernels are chosen by the alignment of the operands up to this size
 ALIGNMENT = 256
 
@@ -49,7 +49,7 @@ class _StandIns:
 
 
 def _base(operand: int) -> int:
-    return operand * SPACING + SPACING + SPACING // 2
+    return FIRST + operand * SPACING + SPACING // 2
 
 
 class PreparedLaunches:
@@ -86,12 +86,13 @@ def prepare(bind: Binding, xp: Any, index: int, inputs: Sequence[Array], outputs
     for k in range(len(inputs), len(operands)):
         stands[k] = next((s for a, s in zip(inputs, stands, strict=False) if a is operands[k]), stands[k])
     calls = bind(stand_ins, stands[: len(inputs)], stands[len(inputs) :])
-    residues = [int(s.data.ptr) for s in stands]
+    addresses = [int(s.data.ptr) for s in stands]
+    addresses += [_base(k) for k in range(len(stands), len(stands) + len(stand_ins.scratches))]
     launches: list[tuple[Call, Sequence[Slot]]] = []
     for function, arguments in calls:
         if type(function).__name__ != "KernelLaunch" or len(arguments) != 3:
             return None
-        slots = _slots(arguments[2], residues)
+        slots = _slots(arguments[2], addresses)
         if slots is None:
             return None
         launches.append(((function, arguments), slots))
@@ -108,10 +109,9 @@ def _slots(arguments: Sequence[Any], addresses: Sequence[int]) -> list[Slot] | N
             value = int(argument.data.ptr)
         else:
             return None
-        operand = value // SPACING - 1
-        if 0 <= operand < MOST_OPERANDS:
-            first = addresses[operand] if operand < len(addresses) else _base(operand)
-            slots.append((position, operand, value - first))
+        operand = (value - FIRST) // SPACING
+        if 0 <= operand < len(addresses):
+            slots.append((position, operand, value - addresses[operand]))
         elif not isinstance(argument, np.integer):
             return None
     return slots

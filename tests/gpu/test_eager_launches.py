@@ -1,0 +1,126 @@
+"""Launches that were prepared for the memory of some arrays run on the memory of others: on a pretended GPU whose kernels g++ compiles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_cublas
+import fake_cupy
+import fake_nvrtc
+import host_cuda
+import numpy as np
+import pytest
+from on_device import Bench, host_results, put
+
+from jobflow.core.types import type_of
+from jobflow.kernels import registry
+from jobflow.kernels.cuda import compiled_text
+from jobflow.kernels.cuda.eager_launches import prepare
+from jobflow.kernels.target import target_of
+from jobflow.ops.arithmetic import Add
+from jobflow.ops.op import Op, types_tuple
+from jobflow.ops.reduce import ReduceSum
+from jobflow.ops.softmax import Softmax
+
+pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
+
+
+class StandIn:
+    """An array without memory, at an address."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, memptr: Any, strides: Any) -> None:
+        example = np.empty(shape, dtype)
+        self.shape, self.dtype, self.size, self.ndim, self.itemsize, self.nbytes = (
+            shape,
+            example.dtype,
+            example.size,
+            example.ndim,
+            example.itemsize,
+            0,
+        )
+        self.strides = example.strides if strides is None else strides
+        self.data, self.device = memptr, SimpleNamespace(id=0)
+
+
+#: makes stand-ins
+STAND_INS = SimpleNamespace(
+    ndarray=StandIn,
+    cuda=SimpleNamespace(
+        UnownedMemory=lambda address, nbytes, owner, device: address, MemoryPointer=lambda address, offset: SimpleNamespace(ptr=address + offset)
+    ),
+)
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    for name, module in (fake_cupy.modules(1) | fake_cublas.modules() | fake_nvrtc.modules()).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("JOBFLOW_CACHE", str(tmp_path))
+    compiled_text.compiler.cache_clear()
+    yield sys.modules["cupy"]
+    compiled_text.compiler.cache_clear()
+
+
+def rows(array: Any) -> Any:
+    return np.ascontiguousarray(array)
+
+
+def columns(array: Any) -> Any:
+    return np.asfortranarray(array)
+
+
+def numbers(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).uniform(0.5, 2.0, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "order"),
+    [
+        (Add(), [(5, 7), (5, 7)], rows),
+        (Add(), [(5, 7), (5, 7)], columns),
+        (ReduceSum((0,)), [(200, 9)], rows),
+        (Softmax(1), [(6, 40)], rows),
+    ],
+    ids=["elements", "elements in columns", "sums of columns, with scratch memory", "rows"],
+)
+def test_launches_run_on_other_memory(cupy: Any, op: Op, shapes: list[tuple[int, ...]], order: Any) -> None:
+    def arguments(seed: int) -> tuple[list[Any], list[Any], list[Any]]:
+        arrays = [numbers(seed + k, *shape) for k, shape in enumerate(shapes)]
+        types = types_tuple(op.infer(*map(type_of, arrays)))
+        return arrays, [put(cupy, a, order) for a in arrays], [cupy.empty(type.shape, type.dtype.numpy) for type in types]
+
+    _, first, outputs = arguments(0)
+    launches = prepare(partial(registry.bind, op, target_of("gpu")), STAND_INS, 0, first, outputs)
+    assert launches is not None
+    for seed in (10, 20):
+        arrays, inputs, outputs = arguments(seed)
+        launches.run([*inputs, *outputs], Bench(cupy).scratch)
+        for ours, theirs in zip(outputs, host_results(op, arrays), strict=True):
+            np.testing.assert_allclose(ours.get(), theirs, rtol=1e-5)
+
+
+def test_an_output_that_is_an_input(cupy: Any) -> None:
+    x, y = (put(cupy, numbers(k, 4, 4), rows) for k in range(2))
+    launches = prepare(partial(registry.bind, Add(), target_of("gpu")), STAND_INS, 0, [x, y], [x])
+    assert launches is not None
+    a, b = numbers(7, 4, 4), numbers(8, 4, 4)
+    x, y = put(cupy, a, rows), put(cupy, b, rows)
+    launches.run([x, y, x], Bench(cupy).scratch)
+    np.testing.assert_array_equal(x.get(), a + b)
+    np.testing.assert_array_equal(y.get(), b)
+
+
+def test_calls_of_libraries_and_empty_arrays_are_bound_at_each_run(cupy: Any) -> None:
+    x, empty = put(cupy, numbers(0, 4, 4), rows), cupy.empty((0, 4), np.float32)
+
+    def library(device: Any, inputs: Any, outputs: Any) -> Any:
+        return [(print, (inputs[0],))]
+
+    assert prepare(library, STAND_INS, 0, [x], [x]) is None
+    assert prepare(partial(registry.bind, Add(), target_of("gpu")), STAND_INS, 0, [empty, empty], [empty]) is None
+    assert prepare(library, SimpleNamespace(cuda=SimpleNamespace()), 0, [x], [x]) is None
