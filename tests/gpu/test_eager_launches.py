@@ -35,7 +35,8 @@ class StandIn:
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, memptr: Any, strides: Any) -> None:
         example = np.empty(shape, dtype)
-        self.shape, self.dtype, self.size, self.ndim, self.itemsize, self.nbytes = (
+        self.shape, self.dtype, self.size, self.ndim = shape, example.dtype, example.size, example.ndim
+        self.itemsize, self.nbytes = example.itemsize, example.nbytes
             shape,
             example.dtype,
             example.size,
