@@ -37,13 +37,6 @@ class StandIn:
         example = np.empty(shape, dtype)
         self.shape, self.dtype, self.size, self.ndim = shape, example.dtype, example.size, example.ndim
         self.itemsize, self.nbytes = example.itemsize, example.nbytes
-            shape,
-            example.dtype,
-            example.size,
-            example.ndim,
-            example.itemsize,
-            0,
-        )
         self.strides = example.strides if strides is None else strides
         self.data, self.device = memptr, SimpleNamespace(id=0)
 
