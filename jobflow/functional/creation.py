@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,10 +28,13 @@ from jobflow.ops.transcendental import Power
 from jobflow.tensors import redistribution
 from jobflow.tensors.convert import ELEMENTS, addend, agree_on_values
 from jobflow.tensors.convert import empty as no_piece
-from jobflow.tensors.gpus import EagerGpu, placed
+from jobflow.tensors.gpus import placed
 from jobflow.tensors.host_arrays import HostArray
 from jobflow.tensors.run import run, source
 from jobflow.tensors.state import building_now, state
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 __all__ = [
     "arange", "as_tensor", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace", "logspace", "ones", "ones_like", "range",

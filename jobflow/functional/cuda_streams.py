@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.functional.devices import checked_gpu
 from jobflow.functional.memory_statistics import opened
 from jobflow.runtime.device import cuda_facts
-from jobflow.tensors.gpus import EagerGpu
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 
 def synchronize(device: Any = None) -> None:

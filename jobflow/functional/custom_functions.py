@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,10 +21,13 @@ from jobflow.ops.broadcast import SumTo
 from jobflow.ops.scalar import FillLike
 from jobflow.tensors import backward as passes
 from jobflow.tensors import in_place_writes as writing
-from jobflow.tensors.gpus import EagerGpu, gpu_of, on_device
+from jobflow.tensors.gpus import gpu_of, on_device
 from jobflow.tensors.run import run
 from jobflow.tensors.state import building_now, state
 from jobflow.tensors.tape import Gradients, TapeNode, edge_of, note
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 __all__ = ["Function", "backward", "enable_grad", "grad", "no_grad", "set_grad_enabled"]
 

@@ -7,7 +7,7 @@ use host memory, with one notice.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,11 @@ from jobflow.engine.placements import note_without_gpu
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional.typed import Tensor
 from jobflow.tensors.device_copies import moved
-from jobflow.tensors.gpus import EagerGpu, gpu_count, gpu_of, open_gpu, own_index
+from jobflow.tensors.gpus import gpu_count, gpu_of, open_gpu, own_index
 from jobflow.tensors.state import state
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 TYPES = ("cpu", "cuda")
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.functional.devices import checked_gpu
 from jobflow.runtime.device import cuda_facts
 from jobflow.runtime.device.cuda_facts import PoolBytes
-from jobflow.tensors.gpus import EagerGpu, gpu_count, open_gpu
+from jobflow.tensors.gpus import gpu_count, open_gpu
 from jobflow.tensors.state import state
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 
 class Properties(NamedTuple):

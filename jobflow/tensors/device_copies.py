@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobflow.core.dataclass import dataclass
 from jobflow.ops.op import Op
-from jobflow.tensors.gpus import EagerGpu, gpu_of, on_device
+from jobflow.tensors.gpus import gpu_of, on_device
 from jobflow.tensors.state import EagerState, state
 from jobflow.tensors.tape import Gradients, record
 from jobflow.tensors.tensor import TensorBase, check_current
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 T = TypeVar("T", bound=TensorBase)
 

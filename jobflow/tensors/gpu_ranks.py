@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobflow.core.errors import PlacementError
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.solo_communicator import SingleRankGroup
 from jobflow.runtime.world.world import Rank
-from jobflow.tensors.gpus import EagerGpu, device_name, gpu_of
+from jobflow.tensors.gpus import device_name, gpu_of
 from jobflow.tensors.state import EagerState
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 
 def rank_on(here: EagerState, ranks: Sequence[int], gpu: EagerGpu | None) -> Rank:

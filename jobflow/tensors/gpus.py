@@ -1,4 +1,4 @@
-"""The GPUs of eager tensors: the GPU that holds a tensor, copies to and from the host, and the calls of operations.
+"""The GPUs of eager tensors: the GPU that holds a tensor, and functions of arrays on any device.
 
 A tensor on a GPU has a CuPy array in place of a NumPy array.  This array alone selects the device on which operations of the tensor run.
 `EagerState.gpus` contains the GPUs that tensors have used so far.  While it is empty, operations do not search for GPUs.
@@ -9,229 +9,23 @@ uses the GPU, also for CuPy.  Operations return before the GPU has computed them
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import PlacementError, called_function, counted, user_line
+from jobflow.core.errors import PlacementError, counted, user_line
 from jobflow.core.layout import Layout, Placement
-from jobflow.core.types import Array, DType, TensorType
-from jobflow.engine.session import current_session
-from jobflow.kernels import registry
-from jobflow.kernels.cuda.eager_launches import ALIGNMENT, PreparedLaunches, prepare
-from jobflow.kernels.eager_calls import bind_chain
-from jobflow.kernels.target import Target
-from jobflow.ops.chain import Chain
-from jobflow.ops.op import Binder, Call, Op
-from jobflow.ops.runtime_assertions import RuntimeAssertion
+from jobflow.core.types import Array, DType
+from jobflow.ops.op import Op
 from jobflow.runtime.device import cuda_device as cuda
-from jobflow.runtime.device.cuda_facts import PoolBytes, is_pinned, memory_info, pool_bytes
-from jobflow.runtime.device.cuda_memory import size_text
-from jobflow.runtime.device.device import OutOfMemory
 from jobflow.runtime.world.environment import launched
-from jobflow.tensors.pending_assertions import PendingAssertions
 from jobflow.tensors.state import EagerState, state
 
 if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
     from jobflow.tensors.tensor import TensorBase
-
-#: layouts of operands for which an operation keeps launches
-MOST_LAYOUTS = 8
-#: bytes; larger allocations update the peak of the memory statistics
-TRACKED = 1 << 20
-
-
-class EagerGpu:
-    """A GPU of this rank, with its kernels, the memory of its tensors, and the operations that are prepared for it."""
-
-    def __init__(self, device: Any) -> None:
-        self.device = device
-        self.index: int = device.index
-        self.xp: Any = device.xp
-        #: prepared operations, as `EagerState.prepared`
-        self.prepared: dict[Any, Any] = {}
-        #: tensors of constants, by element type and value
-        self.constants: dict[Any, Any] = {}
-        self.assertions = PendingAssertions(self)
-        self._peak = PoolBytes(0, 0)
-        #: held while a thread uses the page-locked memory of the device
-        self._copying = threading.Lock()
-        #: copies from page-locked memory that may not have ended
-        self._sending: deque[tuple[Any, Array]] = deque()
-
-    def __repr__(self) -> str:
-        return f"cuda:{self.index}"
-
-    @property
-    def target(self) -> Target:
-        """The target of the kernels, as the session selects it.  Operations are bound to arrays without memory, so products are not timed."""
-        return current_session().settings.computing.target("gpu", timed=False)
-
-    def activate(self) -> None:
-        """Make this GPU and its stream the current ones of the calling thread."""
-        self.device.activate()
-
-    # ---------------------------------------------------------------- memory
-
-    def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
-        """Return uninitialised memory for one operation; CuPy's pool reuses freed memory in the order of the stream."""
-        return self.empty(shape, dtype.numpy)
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return an uninitialised array; the GPU must be active.  Raises: OutOfMemory."""
-        try:
-            array: Array = self.xp.empty(shape, dtype)
-        except MemoryError:
-            raise self._too_large(shape, np.dtype(dtype)) from None
-        if array.nbytes >= TRACKED:
-            self.peak()
-        return array
-
-    def memory(self) -> PoolBytes:
-        """Return the bytes of arrays in use, and the bytes that the pool has reserved."""
-        return pool_bytes(self.index)
-
-    def peak(self) -> PoolBytes:
-        """Return the largest numbers of `memory` so far, except for the peaks of arrays below `TRACKED` bytes."""
-        self._peak = PoolBytes(*map(max, self._peak, self.memory()))
-        return self._peak
-
-    def reset_peak(self) -> None:
-        """Set the largest numbers of bytes to the present numbers."""
-        self._peak = self.memory()
-
-    def _too_large(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> OutOfMemory:
-        free, total = memory_info(self.index)
-        needed = dtype.itemsize * int(np.prod(shape, dtype=object))
-        return OutOfMemory(
-            f"{called_function() or 'allocation'} at {user_line()}: a tensor of {size_text(needed)} does not fit into the memory of {self}, of which "
-            f"{size_text(free)} of {size_text(total)} are free; use smaller sizes, or delete tensors"
-        )
-
-    def allocator(self, type: TensorType) -> Callable[[], Array]:
-        """Return a function that returns uninitialised arrays of this type."""
-        return partial(self.empty, type.shape, type.dtype.numpy)
-
-    def upload(self, array: Array, direct: bool = False) -> Array:
-        """Return a copy of a NumPy array on this GPU; `array` may be changed after return.
-
-        With `direct`, the GPU copies from page-locked memory itself, so that the caller must not change the array before the copy has ended.
-        """
-        self.activate()
-        target = self.empty(array.shape, array.dtype)
-        with self._copying:
-            if direct and array.size and array.flags.c_contiguous and is_pinned(array):
-                self._send(target, array)
-            else:
-                self.device.upload(target, array)
-        return target
-
-    def _send(self, target: Array, array: Array) -> None:
-        """Copy page-locked memory to this GPU without waiting, and keep the memory until the copy has ended."""
-        target.set(array, stream=self.device.stream)
-        event = self.device.new_event()
-        event.record(self.device.stream)
-        while self._sending and self._sending[0][0].done:
-            self._sending.popleft()
-        self._sending.append((event, array))
-
-    def pinned(self, array: Array) -> Array:
-        """Return a copy of a NumPy array in page-locked memory."""
-        host: Array = self.device.host_array(array.size, array.dtype).reshape(array.shape)
-        host[...] = array
-        return host
-
-    def write(self, target: Array, source: Array) -> None:
-        """Copy the elements of a NumPy array, or of an array on any GPU, to an array on this GPU, cast to its element type."""
-        if isinstance(source, np.ndarray):
-            self.activate()
-            with self._copying:
-                self.device.upload(target, np.broadcast_to(source, target.shape))
-            return
-        if source.device.id != self.index:
-            source = self.received(source)
-        self.activate()
-        target[...] = source
-
-    def download(self, array: Array) -> Array:
-        """Return a NumPy copy of an array on this GPU; wait until it is computed.
-
-        Raises: the error of a runtime assertion that failed before.
-        """
-        self.activate()
-        host: Array = self.device.to_host(array)
-        self.assertions.raise_first()
-        return host
-
-    def received(self, array: Array) -> Array:
-        """Return a copy on this GPU of an array on another GPU, through the memory of the host."""
-        source = gpu_of(array)
-        assert source is not None
-        source.activate()
-        return self.upload(source.device.to_host(array))
-
-    def synchronize(self) -> None:
-        """Wait for all operations; raise the error of a runtime assertion that failed."""
-        self.activate()
-        self.device.synchronize()
-        self.assertions.raise_first()
-
-    # ---------------------------------------------------------------- operations
-
-    def calls(self, op: Op) -> GpuCalls:
-        """Return an object that runs an operation on arrays of this GPU."""
-        return GpuCalls(op, self)
-
-    def compute(self, op: Op, arrays: Sequence[Array], types: Sequence[TensorType]) -> list[Array]:
-        """Run an operation on NumPy arrays or arrays of this GPU, and return the results as new arrays of these types."""
-        inputs = [self.upload(array) if isinstance(array, np.ndarray) else array for array in arrays]
-        self.activate()
-        outputs = [self.empty(type.shape, type.dtype.numpy) for type in types]
-        self.calls(op).run(None, inputs, outputs)
-        return outputs
-
-
-class GpuCalls:
-    """The calls of an operation on one GPU; launches of printed kernels are prepared once for each layout of the operands."""
-
-    def __init__(self, op: Op, gpu: EagerGpu) -> None:
-        self._op, self._gpu = op, gpu
-        self._bind = partial(_bind, op, gpu.target)
-        #: by strides and alignment of the operands; None if they are bound at each run
-        self._prepared: dict[Any, PreparedLaunches | None] = {}
-
-    def run(self, _: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Launch the operation on these arrays; the GPU must be active."""
-        if isinstance(self._op, RuntimeAssertion):
-            self._gpu.assertions.check(self._op, inputs[0], outputs[0])
-            return
-        operands = (*inputs, *outputs)
-        key = tuple([(a.strides, a.data.ptr % ALIGNMENT) for a in operands])
-        launches = self._prepared.get(key)
-        if launches is None and key not in self._prepared and len(self._prepared) < MOST_LAYOUTS:
-            launches = self._prepared[key] = prepare(self._bind, self._gpu.xp, self._gpu.index, inputs, outputs)
-        if launches is None or (self._op.alias and self._shares_memory(inputs)):
-            for function, arguments in self._bind(self._gpu, inputs, outputs):
-                function(*arguments)
-        else:
-            launches.run(operands, self._gpu.scratch)
-
-    def _shares_memory(self, inputs: Sequence[Array]) -> bool:
-        """Return True if an input that is updated in place may share memory with another input."""
-        return any(may_share_memory(inputs[i], other) for i in set(self._op.alias.values()) for k, other in enumerate(inputs) if k != i)
-
-
-def _bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Return the calls of an operation, or of the operations of a chain."""
-    if not isinstance(op, Chain):
-        return registry.bind(op, target, device, inputs, outputs)
-    return bind_chain(op, lambda step, _, read, results: registry.bind(step, target, device, read, results), device, inputs, outputs)
-
 
 # -------------------------------------------------------------------- the GPU of a tensor
 
@@ -270,6 +64,8 @@ def open_gpu(here: EagerState, index: int | None, what: str) -> EagerGpu | None:
             f"{what}: the device cuda:{number} does not exist, because this process can use {counted(count, 'GPU')}; use a number from 0 to "
             f"{count - 1}, or change CUDA_VISIBLE_DEVICES"
         )
+    from jobflow.tensors.eager_gpu import EagerGpu  # programs without a GPU need no kernels for it
+
     with scope.lock():
         if number not in here.gpus:
             device = here.rank.device

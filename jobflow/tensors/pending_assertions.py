@@ -20,7 +20,7 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.runtime.failed_assertions import located
 
 if TYPE_CHECKING:
-    from jobflow.tensors.gpus import EagerGpu
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 #: the largest number of assertions whose results the host has not read
 MOST = 1024

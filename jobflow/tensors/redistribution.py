@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -31,11 +31,14 @@ from jobflow.tensors.backward import RedistributeGradient, gradient_layout, redi
 from jobflow.tensors.collectives import everywhere, stacked
 from jobflow.tensors.convert import ELEMENTS, agree, agree_on_values, convert, convert_array, empty
 from jobflow.tensors.device_copies import moved
-from jobflow.tensors.gpus import EagerGpu, duplicate, gpu_of, in_rows, on_device, placed
+from jobflow.tensors.gpus import duplicate, gpu_of, in_rows, on_device, placed
 from jobflow.tensors.run import prepared, recorder
 from jobflow.tensors.state import EagerState, mixed
 from jobflow.tensors.tape import Gradients, record
 from jobflow.tensors.tensor import TensorBase, check_current, shows
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 #: the maximal number of axes of NumPy arrays
 AXES = 64

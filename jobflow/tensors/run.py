@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -34,11 +34,14 @@ from jobflow.runtime.buffer_pool import POOL
 from jobflow.runtime.failed_assertions import FailedAssertion, located, raise_first
 from jobflow.tensors.convert import addend, agree, convert, done, empty
 from jobflow.tensors.device_copies import on_one_device
-from jobflow.tensors.gpus import EagerGpu, gpu_of, gpu_of_layout, gpu_of_operation, write
+from jobflow.tensors.gpus import gpu_of, gpu_of_layout, gpu_of_operation, write
 from jobflow.tensors.program_recorder import symbolic_strides
 from jobflow.tensors.state import EagerState, Generator, mixed, state
 from jobflow.tensors.tape import OpGradient, follow, record_op
 from jobflow.tensors.tensor import TensorBase, check_current, own
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 T = TypeVar("T", bound=TensorBase)
 #: the maximal number of prepared operations per rank

@@ -68,7 +68,7 @@ def columns(array: Any) -> Any:
     return np.asfortranarray(array)
 
 
-def numbers(seed: int, *shape: int) -> Any:
+def random_values(seed: int, *shape: int) -> Any:
     return np.random.default_rng(seed).uniform(0.5, 2.0, shape).astype(np.float32)
 
 
@@ -84,7 +84,7 @@ def numbers(seed: int, *shape: int) -> Any:
 )
 def test_launches_run_on_other_memory(cupy: Any, op: Op, shapes: list[tuple[int, ...]], order: Any) -> None:
     def arguments(seed: int) -> tuple[list[Any], list[Any], list[Any]]:
-        arrays = [numbers(seed + k, *shape) for k, shape in enumerate(shapes)]
+        arrays = [random_values(seed + k, *shape) for k, shape in enumerate(shapes)]
         types = types_tuple(op.infer(*map(type_of, arrays)))
         return arrays, [put(cupy, a, order) for a in arrays], [cupy.empty(type.shape, type.dtype.numpy) for type in types]
 
@@ -99,10 +99,10 @@ def test_launches_run_on_other_memory(cupy: Any, op: Op, shapes: list[tuple[int,
 
 
 def test_an_output_that_is_an_input(cupy: Any) -> None:
-    x, y = (put(cupy, numbers(k, 4, 4), rows) for k in range(2))
+    x, y = (put(cupy, random_values(k, 4, 4), rows) for k in range(2))
     launches = prepare(partial(registry.bind, Add(), target_of("gpu")), STAND_INS, 0, [x, y], [x])
     assert launches is not None
-    a, b = numbers(7, 4, 4), numbers(8, 4, 4)
+    a, b = random_values(7, 4, 4), random_values(8, 4, 4)
     x, y = put(cupy, a, rows), put(cupy, b, rows)
     launches.run([x, y, x], Bench(cupy).scratch)
     np.testing.assert_array_equal(x.get(), a + b)
@@ -110,7 +110,7 @@ def test_an_output_that_is_an_input(cupy: Any) -> None:
 
 
 def test_calls_of_libraries_and_empty_arrays_are_bound_at_each_run(cupy: Any) -> None:
-    x, empty = put(cupy, numbers(0, 4, 4), rows), cupy.empty((0, 4), np.float32)
+    x, empty = put(cupy, random_values(0, 4, 4), rows), cupy.empty((0, 4), np.float32)
 
     def library(device: Any, inputs: Any, outputs: Any) -> Any:
         return [(print, (inputs[0],))]

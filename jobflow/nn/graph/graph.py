@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, Never
+from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import logical
@@ -49,9 +49,11 @@ from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizer import Optimizer
 from jobflow.runtime.collection import collection_paused
 from jobflow.tensors.gpu_ranks import gpu_of_tensors
-from jobflow.tensors.gpus import EagerGpu
 from jobflow.tensors.state import EagerState, state
 from jobflow.tensors.structures import filled, leaves
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 #: key of the step counter in state_dict
 STEP = "System-Train-TrainStep"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
@@ -36,12 +36,15 @@ from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
 from jobflow.tensors.convert import agree, convert_array, done, empty
 from jobflow.tensors.gpu_ranks import rank_on
-from jobflow.tensors.gpus import EagerGpu, address, as_numpy, byte_bounds, device_name, duplicate, gpu_of, write
+from jobflow.tensors.gpus import address, as_numpy, byte_bounds, device_name, duplicate, gpu_of, write
 from jobflow.tensors.overlaps import is_shared
 from jobflow.tensors.session_tensors import Binding, adopt_layout
 from jobflow.tensors.state import EagerState, mixed
 from jobflow.tensors.structures import filled, form, leaves
 from jobflow.tensors.tensor import ResidentMemory, Storage, TensorBase, move_memory, own
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 #: alignment in bytes of tensors on a GPU that a graph uses in place
 ALIGNMENT = 256

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.data.ahead import END, Pending, Pool, Reading
@@ -16,7 +16,7 @@ from jobflow.data.samples import Samples, Stream
 from jobflow.data.waiting import Coming, numbered, one_by_one
 from jobflow.functional.sampling import Generator
 from jobflow.functional.tensor_class import Tensor
-from jobflow.tensors.gpus import EagerGpu, gpu_of, open_gpu
+from jobflow.tensors.gpus import gpu_of, open_gpu
 from jobflow.tensors.state import refuse_tracing, state
 from jobflow.tensors.structures import replaced
 from jobflow.utils.data import checks
@@ -24,6 +24,9 @@ from jobflow.utils.data.collate import as_tensor, default_collate, default_conve
 from jobflow.utils.data.dataset import IterableDataset
 from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, batched, number_of
 from jobflow.utils.data.workers import Turns, Worker, within, workers
+
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
 
 
 class DataLoader:
