@@ -82,10 +82,9 @@ class FactoryOptions:
 
     def _follow(self, like: Tensor) -> None:
         """Create the tensor on the GPU of the local tensor `like`, unless `placement` or `sbp` is set."""
-        if like.layout is not None or self.placement is not None or self.sbp is not None or like.traced is not None:
-            return
-        device = device_of(like)
-        self.device = device if device.type == "cuda" else None
+        if like.layout is None and self.placement is None and self.sbp is None and like.traced is None:
+            device = device_of(like)
+            self.device = device if device.type == "cuda" else None
 
     @property
     def gpu(self) -> EagerGpu | None:
