@@ -46,7 +46,6 @@ EXCEPTIONS = (
     (r"columns: layer norm gradient, 1 of 3: rows|long rows: .*", "values per row or part of a row, one access each per row"),
     (r"columns: .*: tiles", "one sum per 64 rows of a column, and values per row"),
     (r"columns: .*: totals", "one sum per 64 rows of a column: 1/64 of the memory that tiles read"),
-    (r"pooling: .*", "windows of images stored [n, c, h, w] overlap"),
 )
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<name>[A-Z][\w.]*)(?P<rest>[^;]*);")
 LABEL, TARGET = re.compile(r"^\s*(?P<label>\.L_\w+):"), re.compile(r"`\((?P<label>\.L_\w+)\)")

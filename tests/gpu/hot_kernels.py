@@ -13,7 +13,7 @@ from jobflow.core.types import Array, DType, TensorType, bfloat16, bool_, contig
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression, element, replaced
 from jobflow.kernels.cuda.fused import launched, prepared
-from jobflow.kernels.cuda.pooling_kernels import print_pooling
+from jobflow.kernels.cuda.pooling_kernels import channels_at_once, print_pooling
 from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.kernels.registry import at
 from jobflow.ops import activation, norm, optimizer_updates, pool, reduce, softmax
@@ -99,7 +99,13 @@ def _pooling() -> Iterator[HotKernel]:
         ("pooling: maximum", pool.MaxPool(*WINDOW), [images], pooled),
         ("pooling: gradient of maximum", pool.MaxPoolGrad(*WINDOW), [images, pooled, pooled], images),
     ):
-        yield HotKernel(name, print_pooling(op, _arrays([*inputs, output])), -(-output.size // 256), 256)
+        arrays = [_channels_last(a) for a in _arrays([*inputs, output])]
+        yield HotKernel(name, print_pooling(op, arrays), -(-(output.size // channels_at_once(arrays)) // 256), 256)
+
+
+def _channels_last(a: Array) -> Array:
+    c, h, w = a.shape[1:]
+    return at(TensorType(tuple(a.shape), bfloat16), (c * h * w * 2, 2, c * w * 2, c * 2), int(a.ctypes.data))
 
 
 # Arrays ------------------------------------------------------------------------------------------------------------------------------

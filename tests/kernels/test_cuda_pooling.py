@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import host_cuda
@@ -11,8 +12,8 @@ import nvidia_compiler
 import pytest
 from on_device import TOLERANCE, cases, host_results, single
 
-from jobflow.core.types import type_of
-from jobflow.kernels.cuda.pooling_kernels import PoolingKernel, addresses, print_pooling
+from jobflow.core.types import bfloat16, float32, type_of
+from jobflow.kernels.cuda.pooling_kernels import PoolingKernel, addresses, channels_at_once, print_pooling
 from jobflow.ops.op import types_tuple
 from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 
@@ -39,6 +40,26 @@ def test_pooling_kernels_equal_the_operations(tmp_path: Path) -> None:
         one = single(expected_one)
         laws.close(single(operands[-1]), one, TOLERANCE[expected_one.dtype.name], laws.magnitude(one), what)
     assert len(runs) >= 4 * 4 * 5
+
+
+@pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
+def test_adjacent_channels_are_pooled_by_vectors(tmp_path: Path) -> None:
+    texts, runs = [], []
+    window, rng = ((3, 2), (2, 1), ((1, 1), (0, 1))), np.random.default_rng(0)
+    for dtype, cls in product((bfloat16, float32), (MaxPool, MaxPoolGrad, AvgPool, AvgPoolGrad)):
+        image, pooled = (2, 5, 3, 16), (2, 3, 3, 16)
+        shapes = {MaxPool: [image], AvgPool: [image], MaxPoolGrad: [image, pooled, pooled], AvgPoolGrad: [pooled]}[cls]
+        op = AvgPoolGrad(*window, spatial=image[1:3]) if cls is AvgPoolGrad else cls(*window)
+        # small whole numbers, so that windows have several maxima
+        inputs = [rng.integers(0, 3, s).astype(dtype.numpy).transpose(0, 3, 1, 2) for s in shapes]
+        output = np.zeros(image if cls in (MaxPoolGrad, AvgPoolGrad) else pooled, dtype.numpy).transpose(0, 3, 1, 2)
+        assert channels_at_once([*inputs, output]) == 16 // dtype.itemsize
+        texts.append(print_pooling(op, [*inputs, output], f"pooled{len(texts)}"))
+        runs.append((str(op), [*inputs, output], host_results(op, inputs)[0]))
+    loaded = host_cuda.library(texts, tmp_path)
+    for k, (what, operands, expected) in enumerate(runs):
+        host_cuda.launch(loaded, f"pooled{k}", (2,), (256,), addresses(operands))
+        laws.close(single(operands[-1]), single(expected), TOLERANCE[expected.dtype.name], laws.magnitude(single(expected)), what)
 
 
 @pytest.mark.skipif(bool(nvidia_compiler.missing()), reason=nvidia_compiler.missing() or "nothing is missing")

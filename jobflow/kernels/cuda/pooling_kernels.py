@@ -1,4 +1,4 @@
-"""Pooling on GPUs: one kernel per operation, with one thread per output element.
+"""Pooling on GPUs: one kernel per operation, with one thread per output element, or per 16 bytes of channels that are adjacent in memory.
 
 Gradients are gathered: the thread of an image element iterates over the windows that contain it, so no element has two writers.  Sizes and strides
 are constants of the text.
@@ -13,9 +13,10 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, dtype_of
+from jobflow.kernels.argument_block import address
 from jobflow.kernels.cuda.compiled_text import compiler
 from jobflow.kernels.cuda.fused import placeholders
-from jobflow.kernels.cuda.kernel_form import THREADS
+from jobflow.kernels.cuda.kernel_form import THREADS, WIDEST
 from jobflow.kernels.cuda.kernel_text import functions_for
 from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.primitives import from_memory, literal, stored_type, to_memory, value_type
@@ -42,12 +43,22 @@ class PoolingKernel:
         arrays = [*inputs, *outputs]
         here = compiler(int(outputs[0].device.id))
         function = here.module(print_pooling(op, placeholders(arrays))).function(NAME)
-        blocks = min(-(-int(outputs[0].size) // THREADS), here.blocks)
+        blocks = min(-(-(int(outputs[0].size) // channels_at_once(placeholders(arrays))) // THREADS), here.blocks)
         return [(KernelLaunch(function, arrays), ((blocks,), (THREADS,), addresses(placeholders(arrays))))]
 
 
 def addresses(arrays: Sequence[Array]) -> tuple[object, ...]:
     return tuple(np.int64(a.__array_interface__["data"][0]) for a in arrays)
+
+
+def channels_at_once(arrays: Sequence[Array]) -> int:
+    """Return the number of adjacent channels that a thread computes: 16 bytes, or one if channels are not adjacent and aligned."""
+    vector = WIDEST // int(arrays[0].itemsize)
+    for a in arrays:
+        others = [stride for axis, (stride, n) in enumerate(zip(a.strides, a.shape, strict=True)) if axis != 1 and n > 1]
+        if a.shape[1] % vector or a.strides[1] != a.itemsize or address(a) % WIDEST or any(stride % WIDEST for stride in others):
+            return 1
+    return vector
 
 
 def print_pooling(op: Op, arrays: Sequence[Array], name: str = NAME) -> str:
@@ -65,7 +76,7 @@ class _Pooling:
         self.op, self.arrays = op, arrays
         self.window: Window = op.window
         self.dtype: DType = dtype_of(arrays[-1].dtype)
-        self.value = value_type(self.dtype)
+        self.value, self.vector = value_type(self.dtype), channels_at_once(arrays)
         self.axes = range(len(self.window.kernel))
         self.backward = isinstance(op, MaxPoolGrad | AvgPoolGrad)
         self.names = ["x", "y", "dy", "dx"] if isinstance(op, MaxPoolGrad) else ["dy", "dx"] if self.backward else ["x", "y"]
@@ -76,16 +87,11 @@ class _Pooling:
         self.index, self.ending = ("int", "") if max(furthest, arrays[-1].size) < 1 << 30 else ("long long", "LL")
 
     def lines(self) -> Iterator[str]:
-        shape = self.arrays[-1].shape
         at = "j" if self.backward else "i"
-        places = f"place < {math.prod(shape)}{self.ending}; place += ({self.index})gridDim.x * {THREADS}"
-        yield f"  for ({self.index} place = ({self.index})blockIdx.x * {THREADS} + threadIdx.x; {places}) {{"
-        yield f"    {self.index} rest = place;"
-        for axis in reversed(self.axes):
-            yield f"    const {self.index} {at}{axis} = rest % {shape[2 + axis]}; rest /= {shape[2 + axis]};"
-        yield f"    const {self.index} c = rest % {shape[1]}, n = rest / {shape[1]};"
+        yield from self._output_index(at)
         start = literal(-math.inf if isinstance(self.op, MaxPool) else 0.0, self.dtype.arithmetic)
-        yield f"    {self.value} value = {start};"
+        yield f"    {self.value} value[{self.vector}];"
+        yield from self._each(f"value[v] = {start};", "    ")
         if isinstance(self.op, AvgPool):
             yield "    int count = 0;"
         for axis in self.axes:
@@ -93,37 +99,68 @@ class _Pooling:
             yield f"      {self._along_to_window(axis) if self.backward else self._along_to_image(axis, f'k{axis}', 'j')}"
         yield from self._tap()
         yield from ("    }" for _ in self.axes)
-        result = f"value / ({self.value})count" if isinstance(self.op, AvgPool) else "value"
-        yield f"    {self._element(len(self.arrays) - 1, at)} = {to_memory(result, self.dtype)};"
+        result = f"value[v] / ({self.value})count" if isinstance(self.op, AvgPool) else "value[v]"
+        yield f"    {self._vector_type} result;"
+        yield from self._each(f"result.at[v] = {to_memory(result, self.dtype)};", "    ")
+        yield f"    stored({self._address(len(self.arrays) - 1, at)}, result);"
         yield "  }"
+
+    def _output_index(self, at: str) -> Iterator[str]:
+        """Print the loop over outputs and the indices of an output; channels are innermost if a thread computes several."""
+        shape, index = self.arrays[-1].shape, self.index
+        limits = f"output < {math.prod(shape) // self.vector}{self.ending}; output += ({index})gridDim.x * {THREADS}"
+        yield f"  for ({index} output = ({index})blockIdx.x * {THREADS} + threadIdx.x; {limits}) {{"
+        yield f"    {index} rest = output;"
+        channels = shape[1] // self.vector
+        if self.vector > 1:
+            yield f"    const {index} c = rest % {channels} * {self.vector}; rest /= {channels};"
+        for axis in reversed(self.axes):
+            yield f"    const {index} {at}{axis} = rest % {shape[2 + axis]}; rest /= {shape[2 + axis]};"
+        yield f"    const {index} n = rest;" if self.vector > 1 else f"    const {index} c = rest % {channels}, n = rest / {channels};"
+
+    def _each(self, statement: str, indent: str = "      ") -> Iterator[str]:
+        """Print a statement for each channel v of the thread."""
+        yield "#pragma unroll"
+        yield f"{indent}for (int v = 0; v < {self.vector}; ++v) {statement}"
 
     def _tap(self) -> Iterator[str]:
         """Print the statements for one element of a window; the element is inside the image."""
         match self.op:
             case MaxPool():
-                yield f"      value = larger<{self.value}>(value, {self._read(0, 'j')});"
+                yield self._load("element", 0, "j")
+                yield from self._each(f"value[v] = larger<{self.value}>(value[v], {self._of('element')});")
             case AvgPool():
-                yield f"      value = value + {self._read(0, 'j')};"
+                yield self._load("element", 0, "j")
+                yield from self._each(f"value[v] = value[v] + {self._of('element')};")
                 yield "      ++count;"
             case AvgPoolGrad():
                 sizes = [
                     f"(min({self._first(a)} + {k}, {self.image[a]}{self.ending}) - max({self._first(a)}, 0{self.ending}))"
                     for a, k in enumerate(self.window.kernel)
                 ]
-                yield f"      value = value + {self._read(0, 'i')} / ({self.value})({' * '.join(sizes)});"
+                yield self._load("gradient", 0, "i")
+                yield from self._each(f"value[v] = value[v] + {self._of('gradient')} / ({self.value})({' * '.join(sizes)});")
             case MaxPoolGrad():
-                yield f"      const {self.value} largest = {self._read(1, 'i')};"
-                yield f"      if ({self._read(0, 'j')} != largest) continue;"
-                yield "      bool first = true;  // no tap before this one has it too"
-                yield f"      for (int m = 0; first && m < {self._flat()}; ++m) {{"
-                size = 1
-                for axis in reversed(self.axes):
-                    yield f"        const int m{axis} = m / {size} % {self.window.kernel[axis]};"
-                    yield f"        {self._along_to_image(axis, f'm{axis}', 'l')}"
-                    size *= self.window.kernel[axis]
-                yield f"        first = {self._read(0, 'l')} != largest;"
-                yield "      }"
-                yield f"      if (first) value = value + {self._read(2, 'i')};"
+                yield from self._tap_of_maximum()
+
+    def _tap_of_maximum(self) -> Iterator[str]:
+        """Print the addition of a window's gradient to its first maximum."""
+        yield self._load("largest", 1, "i")
+        yield self._load("element", 0, "j")
+        yield f"      bool first[{self.vector}], some = false;  // no tap before this one has the maximum too"
+        yield from self._each(f"first[v] = {self._of('element')} == {self._of('largest')}, some = some || first[v];")
+        yield "      if (!some) continue;"
+        yield f"      for (int m = 0; m < {self._flat()}; ++m) {{"
+        size = 1
+        for axis in reversed(self.axes):
+            yield f"        const int m{axis} = m / {size} % {self.window.kernel[axis]};"
+            yield f"        {self._along_to_image(axis, f'm{axis}', 'l')}"
+            size *= self.window.kernel[axis]
+        yield f"  {self._load('before', 0, 'l')}"
+        yield from self._each(f"first[v] = first[v] && {self._of('before')} != {self._of('largest')};", "        ")
+        yield "      }"
+        yield self._load("gradient", 2, "i")
+        yield from self._each(f"if (first[v]) value[v] = value[v] + {self._of('gradient')};")
 
     def _flat(self) -> str:
         """Return the C expression for the flat index of a tap in its window, in row-major order."""
@@ -145,18 +182,23 @@ class _Pooling:
         inside = f"d{axis} < 0 || d{axis} % {stride} || d{axis} / {stride} >= {self.pooled[axis]}"
         return f"const {self.index} d{axis} = j{axis} + {before} - k{axis}; if ({inside}) continue; const {self.index} i{axis} = d{axis} / {stride};"
 
-    def _element(self, operand: int, at: str) -> str:
+    @property
+    def _vector_type(self) -> str:
+        return f"Vector<{stored_type(self.dtype)}, {self.vector}>"
+
+    def _address(self, operand: int, at: str) -> str:
+        """Return the C expression for the address of an operand's element, the first of the thread's channels."""
         size = self.dtype.itemsize
         steps = [stride // size for stride in self.arrays[operand].strides]
-        terms = [
-            f"n * {steps[0]}{self.ending}",
-            f"c * {steps[1]}{self.ending}",
-            *(f"{at}{axis} * {steps[2 + axis]}{self.ending}" for axis in self.axes),
-        ]
-        return f"{self.names[operand]}[{' + '.join(terms)}]"
+        indices = ["n", "c", *(f"{at}{axis}" for axis in self.axes)]
+        terms = [f"{index} * {step}{self.ending}" for index, step in zip(indices, steps, strict=True)]
+        return f"{self.names[operand]} + {' + '.join(terms)}"
 
-    def _read(self, operand: int, at: str) -> str:
-        return from_memory(self._element(operand, at), self.dtype)
+    def _load(self, name: str, operand: int, at: str) -> str:
+        return f"      const {self._vector_type} {name} = loaded<{self.vector}>({self._address(operand, at)});"
+
+    def _of(self, name: str) -> str:
+        return from_memory(f"{name}.at[v]", self.dtype)
 
 
 for _op in (MaxPool, MaxPoolGrad, AvgPool, AvgPoolGrad):

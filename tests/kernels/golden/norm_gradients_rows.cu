@@ -8,9 +8,11 @@ template <int BYTES> static __device__ void copied(void *to, const void *from) {
     for (int k = 0; k < BYTES / 16; ++k) ((uint4 *)to)[k] = ((const uint4 *)from)[k];
   } else if constexpr (BYTES == 8) {
     *(uint2 *)to = *(const uint2 *)from;
+  } else if constexpr (BYTES == 4) {
+    *(unsigned int *)to = *(const unsigned int *)from;
   } else {
-#pragma unroll
-    for (int k = 0; k < BYTES; ++k) ((unsigned char *)to)[k] = ((const unsigned char *)from)[k];
+    static_assert(BYTES == 2, "a vector of two to eight bytes, or of whole words of sixteen");
+    *(unsigned short *)to = *(const unsigned short *)from;
   }
 }
 
