@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,34 +86,33 @@ def only_casts(call: Compute) -> bool:
     return all(isinstance(op, Cast) for op in members)
 
 
-def gpu_plan(job: Any) -> Plan:
-    """Return the plan of a job on one GPU."""
+def gpu_plan(job: Any, tables: str) -> Plan:
+    """Return the plan of a job on one GPU with the patterns in the module `tables`, whether or not cublasLt is installed."""
     flow.clear_default_session()
-    program = Program(laid_out(job_of(job), 1).physical, StorageChoice(share=False, io_buffers=False), target_of("gpu"))
+    target = replace(target_of("gpu"), tables=f"jobflow.kernels.{tables}")
+    program = Program(laid_out(job_of(job), 1).physical, StorageChoice(share=False, io_buffers=False), target)
     plan = program.plan(0, 1)
     flow.clear_default_session()
     return plan
 
 
-MODELS: dict[str, Callable[[], Any]] = {
-    "GPT, 2 blocks, float32": lambda: gpt_job(SMALL, None),
-    "GPT, 2 blocks, bfloat16": lambda: gpt_job(SMALL, flow.bfloat16),
-    "GPT-2 124M, 1 x 1,024, float32": lambda: gpt_job(GPT2_124M, None),
-    "GPT-2 124M, 1 x 1,024, bfloat16": lambda: gpt_job(GPT2_124M, flow.bfloat16),
-}
-#: models that take seconds
-LARGE = [name for name in MODELS if "124M" in name]
+SIZES = {"GPT, 2 blocks": SMALL, "GPT-2 124M, 1 x 1,024": GPT2_124M}
+TYPES = {"float32": None, "bfloat16": flow.bfloat16}
+TABLES = {"cublas": "patterns", "cublasLt": "cuda.product_patterns"}
+#: a model, its element type of products, and the library of products
+MODELS = tuple(product(SIZES, TYPES, TABLES))
 
 
-def line(name: str) -> str:
-    return "; ".join([name, *(f"{column.replace('_', ' ')} {value:,}" for column, value in asdict(counts(gpu_plan(MODELS[name]()))).items())])
+def line(name: str, dtype: str, library: str) -> str:
+    columns = asdict(counts(gpu_plan(gpt_job(SIZES[name], TYPES[dtype]), TABLES[library])))
+    return "; ".join([f"{name}, {dtype}, {library}", *(f"{column.replace('_', ' ')} {value:,}" for column, value in columns.items())])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the table")
     options = parser.parse_args()
-    lines = [line(name) for name in MODELS]
+    lines = [line(*model) for model in MODELS]
     print("\n".join(lines))
     if options.write:
         TARGET.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ between depends on the region and the new member depends on an operation in betw
 
 * across communication, between body and epilogue, or across phases and microbatches, because this would delay or advance work;
 * if another window reads memory that is updated in place;
-* if peak memory would exceed the peak without regions;
+* if peak memory would exceed the peak without regions by more than a thousandth of it;
 * if the region would exceed the limits of the target.
 
 A value that is read outside of its region is an output of the region and stored once.  `explain` shows why an operation was not fused.
