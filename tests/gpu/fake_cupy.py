@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fake_streams import CUDARuntimeError, Device, Event, Gpus, Memory, Stream, capturing, current, refuse_in_capture
+from fake_streams import CUDARuntimeError, Device, Event, Gpus, Memory, Stream, capturing, current, current_stream, refuse_in_capture
 
 ALIGNMENT = 512
 #: bytes of a GPU
@@ -418,7 +418,7 @@ def modules(gpus: int) -> dict[str, types.ModuleType]:
     )
     memory = types.SimpleNamespace(OutOfMemoryError=MemoryError)
     vars(cuda).update(Device=Device, Stream=Stream, Event=Event, runtime=runtime, memory=memory, is_available=lambda: Gpus.count > 0)
-    vars(cuda).update(get_current_stream=lambda: types.SimpleNamespace(ptr=current.stream))
+    vars(cuda).update(get_current_stream=current_stream)
     vars(nccl).update(available=False)  # not in vars(cuda) before it is imported, as with CuPy
     vars(cupyx).update(empty_pinned=empty_pinned, scipy=scipy)
     vars(scipy).update(special=special)

@@ -30,6 +30,8 @@ class Current(threading.local):
 
     def __init__(self) -> None:
         self.streams: dict[int, int] = {}
+        #: the streams of the enclosing `with` statements, by device
+        self.entered: dict[int, list[int]] = {}
 
     @property
     def stream(self) -> int:
@@ -143,6 +145,20 @@ class Launch:
             work()
 
 
+class LegacyStream:
+    """The stream that waits for all others."""
+
+    ptr = 0
+
+    def use(self) -> None:
+        current.streams[current.device] = 0
+
+
+def current_stream() -> Stream | LegacyStream:
+    """Return the current stream of this thread."""
+    return Stream.all.get(current.stream) or LegacyStream()
+
+
 class Event:
     """The work of a stream before a point."""
 
@@ -179,7 +195,6 @@ class Stream:
         self.device_id = current.device
         self.ptr = next(self._pointers)
         self.done = True
-        self._before: list[int] = []
         self.under_way: list[Launch] = []
         #: the launches of the capture in progress
         self.captured: list[Callable[[], None]] | None = None
@@ -198,11 +213,14 @@ class Stream:
         return self
 
     def __enter__(self) -> Stream:
-        self._before.append(current.stream)
+        current.entered.setdefault(self.device_id, []).append(self.ptr)
         return self.use()
 
     def __exit__(self, *_: Any) -> None:
-        current.streams[self.device_id] = self._before.pop()
+        """As with CuPy, the stream of `use` is not restored."""
+        entered = current.entered[self.device_id]
+        entered.pop()
+        current.streams[self.device_id] = entered[-1] if entered else 0
 
     def begin_capture(self, mode: int) -> None:
         self.captured, self.valid = [], True

@@ -28,7 +28,7 @@ def test_stub_replays_graphs_and_refuses_what_cuda_refuses(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, str(PROGRAM), str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.rpartition("RESULT ")[2])
-    assert results.pop("replayed")
+    assert results.pop("replayed") and results.pop("stream"), "the current stream is another one after a capture"
     assert results.pop("counts") == {"launches": 0, "graph_launches": 1, "graph_nodes": 3, "allocations": 0}
     assert [name for name, result in results.items() if result == "captured"] == []
 
@@ -110,3 +110,11 @@ def test_memory_of_small_buffers_is_shared_and_zero(device: CudaDevice) -> None:
     assert all(not array.get().any() for array in arrays) and all(address % 256 == 0 for address in addresses)
     arrays[1][:] = 1
     assert not arrays[2].get().any() and not device.allocate(64).get().any()
+
+
+def test_current_stream_is_that_of_the_device_after_allocations_and_captures(device: CudaDevice) -> None:
+    device.allocate(1 << 20)
+    device.capture([])
+    with device.on(device.new_stream()):
+        device.allocate(1 << 20)
+    assert fake_streams.current_stream().ptr == device.stream.ptr

@@ -6,6 +6,7 @@ import gc
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fake_cublas
@@ -131,4 +132,15 @@ def test_second_run_launches_graphs(gpu: None) -> None:
 @pytest.mark.parametrize("parameters", ["const float *x, float *y", "\n    const float *x,\n    float *y"])
 def test_guarded_kernels_read_the_flag_first(parameters: str) -> None:
     text = f'static int helper(int x) {{ return x; }}\n\nextern "C" __global__ void __launch_bounds__(256) k({parameters}) {{\n  y[0] = x[0];\n}}\n'
-    assert guarded_text(text).endswith(f"k({parameters}, const long long *halted) {{\n  if (*halted) return;\n  y[0] = x[0];\n}}\n")
+    guarded = guarded_text(text)
+    assert guarded is not None and guarded.endswith(f"k({parameters}, const long long *halted) {{\n  if (*halted) return;\n  y[0] = x[0];\n}}\n")
+
+
+@pytest.mark.parametrize("path", sorted(Path(host_cuda.__file__).with_name("golden").glob("*.cu")), ids=lambda path: path.stem)
+def test_printed_kernels_can_be_guarded(path: Path) -> None:
+    guarded = guarded_text(path.read_text())
+    assert guarded is not None and guarded.count("if (*halted) return;") == path.read_text().count("__global__")
+
+
+def test_kernels_of_another_form_are_not_guarded() -> None:
+    assert guarded_text("__global__ void k(float *x) { *x = 0; }") is None

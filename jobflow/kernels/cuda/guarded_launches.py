@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from jobflow.core.errors import PlanError
 from jobflow.core.types import Array
 from jobflow.kernels.cuda.compiled_text import compiler
 from jobflow.kernels.cuda.launches import KernelLaunch
@@ -27,18 +26,16 @@ _HALT = """extern "C" __global__ void __launch_bounds__(32) halt(
 
 
 @lru_cache(1024)
-def guarded_text(text: str) -> str:
-    """Return the text of kernels with the flag as one more parameter."""
+def guarded_text(text: str) -> str | None:
+    """Return the text of kernels with the flag as one more parameter; None if the head of a kernel has another form."""
     result, count = _HEAD.subn(r"\1, const long long *halted) {\n  if (*halted) return;", text)
-    if count != text.count("__global__"):
-        raise PlanError(f"guard of kernels: {count} of {text.count('__global__')} kernels have a head that can be extended:\n{text}")
-    return result
+    return result if count == text.count("__global__") else None
 
 
 def guarded(calls: Sequence[Call], flag: Array) -> list[Call] | None:
     """Return launches that do nothing while `flag`, an int64 array of one element, is not 0.
 
-    The result is None if a call launches no printed kernel.
+    The result is None if a call launches no printed kernel, or a kernel that cannot get the flag.
     """
     launches: list[Call] = []
     for launch, arguments in calls:
@@ -46,7 +43,10 @@ def guarded(calls: Sequence[Call], flag: Array) -> list[Call] | None:
             return None
         grid, block, values = arguments
         function = launch.function
-        module = compiler(function.index).module(guarded_text(function.text))
+        text = guarded_text(function.text)
+        if text is None:
+            return None
+        module = compiler(function.index).module(text)
         launches.append((KernelLaunch(module.function(function.name), (*launch.arrays, flag)), (grid, block, (*values, flag))))
     return launches
 

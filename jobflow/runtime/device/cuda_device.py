@@ -26,6 +26,7 @@ from jobflow.ops.op import Call
 from jobflow.runtime.device.cuda_copies import LARGEST, SIDES, Downloads, Feeder, Uploads, block_bytes
 from jobflow.runtime.device.cuda_graph import CapturedGraph, captured
 from jobflow.runtime.device.cuda_memory import ALIGNMENT, CudaMemory
+from jobflow.runtime.device.current_stream import current_stream
 from jobflow.runtime.device.device import Scratch
 
 #: polls of the stream before a listening host sleeps: about a millisecond
@@ -136,7 +137,7 @@ class CudaDevice:
         """Prepare calls for `stream` in this context: their launches are enqueued there, with scratch memory of that stream."""
         before, self._binding = self._binding, stream
         try:
-            with self._cupy.cuda.Device(self.index), stream:
+            with current_stream(self._cupy, self.index, stream):
                 yield
         finally:
             self._binding = before
@@ -156,7 +157,7 @@ class CudaDevice:
 
         The calls must not allocate memory, wait, or call libraries through CuPy.  Their error is raised, and the device stays usable.
         """
-        with self._cupy.cuda.Device(self.index):
+        with current_stream(self._cupy, self.index, self.stream):
             return captured(self._cupy, self.stream, calls)
 
     # ---------------------------------------------------------------- copies

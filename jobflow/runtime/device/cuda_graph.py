@@ -27,13 +27,13 @@ class CapturedGraph:
 
 
 def captured(cupy: Any, stream: Any, calls: Sequence[Call]) -> CapturedGraph:
-    """Capture the calls, which must run on `stream` and on streams that it joins by events; nothing runs.
+    """Capture the calls, which must run on the current stream `stream` and on streams that it joins by events; nothing runs.
 
     If a call raises, the capture ends, the stream is usable again, and the error is raised.
     """
     # other threads may allocate and wait meanwhile; this thread may not
     mode = cupy.cuda.runtime.streamCaptureModeThreadLocal
-    with collection_paused(), stream:  # freeing memory of the device invalidates a capture
+    with collection_paused():  # freeing memory of the device invalidates a capture
         stream.begin_capture(mode)
         try:
             for function, arguments in calls:

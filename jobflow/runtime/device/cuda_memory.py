@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobflow.core.types import Array
+from jobflow.runtime.device.current_stream import current_stream
 from jobflow.runtime.device.device import OutOfMemory
 
 #: alignment in bytes for the widest vectorised loads and library kernels
@@ -41,7 +42,7 @@ class CudaMemory:
     def _zeros(self, nbytes: int) -> Array:
         try:
             # CuPy's pool has one free list per stream: a block is reused in stream order only
-            with self._cupy.cuda.Device(self._index), self._stream:
+            with current_stream(self._cupy, self._index, self._stream):
                 array = self._cupy.zeros(nbytes, "uint8")
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             with self._cupy.cuda.Device(self._index):

@@ -56,6 +56,7 @@ def main(folder: str) -> dict[str, Any]:
     device.synchronize()
     after = counts.now()
     results: dict[str, Any] = {
+        "stream": cupy.cuda.get_current_stream().ptr == device.stream.ptr,
         "replayed": bool((device.to_host(target) == np.arange(1000.0)).all()),
         "counts": {name: after[name] - before[name] for name in ("launches", "graph_launches", "graph_nodes", "allocations")},
     }
