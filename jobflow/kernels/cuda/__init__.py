@@ -7,6 +7,7 @@
     cublaslt_products  the same by cublasLt, with the operations after a product in the same call; for stream capture
     pooling_kernels    pooling, one kernel per operation
     attention_kernels  attention and its gradients, without a value of [..., queries, keys]
+    cudnn_attention    the same by cuDNN, for operands on which its results are safe
     scan_kernels       running sums, products and extremes
     segment_kernels    sums of rows with equal indices, in a fixed order
     sort_kernels       sorts of lines of up to 2,048 elements
@@ -18,7 +19,7 @@ None of the kernels has run on a GPU.
 #: module of operations -> the modules of this package that register implementations of them
 MODULES: dict[str, tuple[str, ...]] = {
     "ops.adaptive_pool": ("adaptive_kernels",),
-    "ops.attention": ("attention_kernels",),
+    "ops.attention": ("attention_kernels", "cudnn_attention"),
     "ops.index": ("segment_kernels",),
     "ops.matmul": ("cublas_products", "cublaslt_products"),
     "ops.op": ("copy_kernels",),
