@@ -15,11 +15,11 @@ import nvidia_compiler
 import pytest
 from on_device import cases, single
 
-from jobflow.core.types import TensorType, bfloat16, dtype_of, float32, type_of
+from jobflow.core.types import bfloat16, dtype_of, float32, type_of
 from jobflow.kernels.cuda.attention_kernels import AttentionKernel
 from jobflow.kernels.cuda.attention_text import SHARED, AttentionText, backward_tile, forward_tile
 from jobflow.kernels.cuda.pooling_kernels import addresses
-from jobflow.kernels.registry import has_own, unsupported_reason
+from jobflow.kernels.registry import has_own
 from jobflow.kernels.target import CPU, target_of
 from jobflow.ops.attention import Attention, AttentionGrad
 from jobflow.ops.op import types_tuple
@@ -127,8 +127,8 @@ def test_queries_without_keys_are_nan_unless_they_are_masked(tmp_path: Path) -> 
 
 def test_unsupported_operands_have_a_reason() -> None:
     def reason(op: Attention, *shapes: tuple[int, ...], dtype: Any = float32) -> str | None:
-        types = [TensorType(shape, dtype) for shape in shapes]
-        return unsupported_reason(op, target_of("gpu"), types, op.infer(*types))
+        inputs = [np.zeros(shape, dtype.numpy) for shape in shapes]
+        return AttentionKernel().refuses(op, inputs, laws.empties(op.infer(*map(type_of, inputs)), fill=0))
 
     small, wide = (2, 3, 8), (2, 3, 256)
     assert reason(Attention(1.0), small, small, small) is None
