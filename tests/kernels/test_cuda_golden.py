@@ -12,9 +12,15 @@ import pytest
 from jobflow.core.types import Array, DType, TensorType, bfloat16, contiguous_strides, float32
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression
+from jobflow.kernels.cuda.compiled_text import options
 from jobflow.kernels.cuda.fused import launched, prepared
+from jobflow.kernels.cuda.fused_kernels import FusedKernel
 from jobflow.kernels.cuda.kernel_form import multiplier
-from jobflow.kernels.registry import at
+from jobflow.kernels.region import Region
+from jobflow.kernels.registry import at, candidates
+from jobflow.kernels.target import target_of
+from jobflow.ops.op import Op
+from jobflow.ops.softmax import Softmax
 
 GOLDEN = Path(__file__).parent / "golden"
 #: expressions, inputs and targets
@@ -104,3 +110,10 @@ def test_multipliers_divide_all_indices_of_31_bits() -> None:
         near = np.arange(-2, 3) + divisor * draw.integers(0, (1 << 31) // divisor + 1, 20)[:, None]
         for i in (int(i) for i in np.unique(near) if 0 <= i < 1 << 31):
             assert ((i * (factor % (1 << 32)) >> 32) + i) >> shift == i // divisor
+
+
+@pytest.mark.parametrize("op", [Softmax, Region])
+def test_the_setting_exact_selects_kernels_without_fused_multiply_add(op: type[Op]) -> None:
+    first = {setting: candidates(op, target_of("gpu", setting))[0] for setting in ("auto", "exact")}
+    assert first["exact"] == FusedKernel("exact", exact=True) and first["auto"] == FusedKernel()
+    assert options(True)[-1] == "--fmad=false" and options(False)[-1] == "--fmad=true"
