@@ -8,7 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fake_cublas
 import fake_cupy
+import fake_nvrtc
+import host_cuda
 import numpy as np
 import pytest
 from ranks import on_ranks
@@ -20,7 +23,8 @@ from jobflow.core import notices
 from jobflow.core.errors import AxisError, PlacementError
 from jobflow.engine.options import EnvSettings
 from jobflow.engine.session import Session
-from jobflow.tensors.gpus import gpu_of
+from jobflow.kernels.cuda import compiled_text
+from jobflow.tensors.gpus import gpu_of, own_index
 from jobflow.tensors.state import state
 
 TABLE = Path(__file__).with_name("data") / "tensor_launches.txt"
@@ -47,10 +51,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fake_cupy.current.streams.clear()
 
 
-def fresh() -> Any:
-    """A scope with its own state of tensors, and the kernels of the other one."""
+def fresh(kernels: str = "numpy") -> Any:
+    """A scope with its own state of tensors."""
     session = Session()
-    session.settings.kernels = "numpy"
+    session.settings.kernels = kernels
     return scope.using(root=scope.Root(session, EnvSettings()), interpreter=None, placement=None)
 
 
@@ -88,6 +92,24 @@ def test_recorded_launches_of_operations() -> None:
     assert all(rows[name][2] == 0 for name in list(rows)[len(LAUNCHES) :]), "a training step waits"
 
 
+@pytest.mark.full
+@pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_values_of_printed_kernels(gpus: None, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernels that run on GPUs, compiled by g++, give the values of the host."""
+    for module_name, module in (fake_cublas.modules() | fake_nvrtc.modules()).items():
+        monkeypatch.setitem(sys.modules, module_name, module)
+    monkeypatch.setenv("JOBFLOW_CACHE", str(tmp_path))
+    compiled_text.compiler.cache_clear()
+    with fresh():
+        expected = values(CASES[name]("cpu"))
+    with fresh("auto"):
+        for k, (ours, theirs) in enumerate(zip(values(CASES[name]("cuda")), expected, strict=True)):
+            tolerance = 1e-4 if ours.dtype.itemsize > 2 else 2e-2
+            np.testing.assert_allclose(ours.astype(np.float64), theirs.astype(np.float64), rtol=tolerance, atol=tolerance / 10, err_msg=str(k))
+    compiled_text.compiler.cache_clear()
+
+
 class TestDevices:
     def test_cuda_is_the_gpu_of_this_rank(self, gpus: None) -> None:
         x = flow.ones(2, device="cuda")
@@ -102,6 +124,13 @@ class TestDevices:
         with flow.cuda.device(1):
             assert str(flow.zeros(1, device="cuda").device) == "cuda:1" and flow.cuda.current_device() == 1
         assert str(flow.zeros(1, device="cuda").device) == "cuda:0"
+
+    @pytest.mark.parametrize(("local_rank", "index"), [("1", 1), ("2", 0)])
+    def test_local_rank_selects_the_gpu_of_a_process(self, gpus: None, monkeypatch: pytest.MonkeyPatch, local_rank: str, index: int) -> None:
+        here = state()
+        for name, value in {"MASTER_ADDR": "node", "MASTER_PORT": "1", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": local_rank}.items():
+            monkeypatch.setenv(name, value)
+        assert own_index(here) == index
 
     def test_a_gpu_that_does_not_exist(self, gpus: None) -> None:
         with pytest.raises(PlacementError, match=r"the device cuda:2 does not exist, because this process can use 2 GPUs; use a number from 0 to 1"):

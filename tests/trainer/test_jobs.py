@@ -13,9 +13,10 @@ from short_runs import CONFIG, SAMPLES, loaded, run, samples, write_config
 import jobflow as flow
 import jobflow.optimizer as opt
 from jobflow.core.errors import ConfigError, JobError
+from jobflow.trainer import jobs
 from jobflow.trainer.config import load
 from jobflow.trainer.evaluate import batches_of, evaluate, measure
-from jobflow.trainer.jobs import Means, devices_of, prepared, summed
+from jobflow.trainer.jobs import Means, devices_of, prepared, session_of, summed
 from jobflow.trainer.optimizing import optimizer_from, rule_of, schedule_from
 from jobflow.trainer.parameter_groups import weight_decay_of
 from jobflow.trainer.predict import predict
@@ -248,3 +249,11 @@ def test_devices(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices_of(load(file).config) == 2
     with pytest.raises(ConfigError, match=r"strategy\.devices is 3, but MPICH started 2 ranks; start 3, or set devices: all"):
         devices_of(load(file, ["strategy.devices=3"], look_outside=False).config)
+
+
+@pytest.mark.parametrize(("device", "gpus", "on_gpus"), [("auto", 0, 0), ("auto", 1, 1), ("cpu", 1, 0), ("cuda", 0, 1), ("cuda", 1, 1)])
+def test_device_selects_the_kind_of_ranks(file: Path, monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, on_gpus: int) -> None:
+    """Without a GPU, ranks of "cuda" run on CPUs, with the notice of the world."""
+    monkeypatch.setattr(jobs.cuda, "available", lambda: gpus)
+    with session_of(load(file, [f"strategy.device={device}"]).config) as session:
+        assert bool(session.settings.gpu_device_num) == bool(on_gpus)
