@@ -9,6 +9,7 @@ import pytest
 from jobflow.core import notices
 from jobflow.core.errors import ConfigError
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
+from jobflow.kernels.target import ProductMode, target_of
 
 CONFIG_NAMES = """gpu_device_num enable_legacy_model_io load_library enable_debug_mode enable_model_io_v2 nccl_use_compute_stream
     collective_boxing.nccl_fusion_all_reduce_use_buffer collective_boxing.nccl_fusion_max_ops collective_boxing.nccl_fusion_threshold_mb
@@ -63,6 +64,16 @@ def test_what_means_something_is_stored_silently(capsys: pytest.CaptureFixture[s
     assert settings == Settings(2, 4, 2, True, True, "direct", "reference", seed=7, share_variables=False)
     assert config.legacy_model_io_enabled() is True
     assert capsys.readouterr() == ("", "")
+
+
+def test_precision_and_determinism_choose_the_products_of_gpus() -> None:
+    config, settings = options()
+    assert settings.computing.target("gpu", timed=True).products == ProductMode(tf32=False, deterministic=False, timed=True)
+    assert config.matmul_precision("high")
+    settings.deterministic = True
+    computing = settings.computing
+    assert computing.target("gpu", timed=True).products == ProductMode(tf32=True, deterministic=True, timed=False)
+    assert computing.target("cpu", timed=True) == target_of("cpu", settings.kernels)
 
 
 def test_options_without_effect_print_one_notice(capsys: pytest.CaptureFixture[str]) -> None:

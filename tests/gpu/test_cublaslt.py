@@ -134,6 +134,9 @@ def test_refused_operands_are_named(cupy: Any, imitation: Imitation) -> None:
     assert refuses(MatMul(), [x[:0], x], [x[:0]]) == "an operand has no elements"
     assert refuses(MatMul(), [whole, whole], [whole]) == "cublasLt has no products of int32 with a result of int32"
     assert refuses(MatMul(), [x, x], [whole]) == "cublasLt has no products of float32 with a result of int32"
+    assert refuses(BatchMatMul(), [x[None], x[None]], [x[None]]) is None
+    backwards = registry.at(TensorType((2, 4, 4), float32), (-64, 16, 4), 1 << 40)
+    assert refuses(BatchMatMul(), [backwards, backwards], [backwards]) == "a batch is in reverse order"
     many = [registry.at(TensorType((300, 2, 4, 4), float32), (256, 64, 16, 4), 1 << 40) for _ in range(2)]
     other = registry.at(TensorType((300, 2, 4, 4), float32), (128, 64, 16, 4), 1 << 40)
     assert refuses(BatchMatMul(), many, [other]) is None, "one call for each of the shorter axis"

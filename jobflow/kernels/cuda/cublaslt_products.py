@@ -124,6 +124,8 @@ def refuses(op: Op, inputs: Sequence[Array], y: Array) -> str | None:
     layouts = operands(op, inputs, [y])
     if layouts is None or any(x.leading is None and x.transposed.leading is None for x in layouts) or layouts[2].leading is None:
         return "neither the rows nor the columns of an operand are contiguous"
+    if any(step < 0 for x in layouts for step in x.batch_strides):
+        return "a batch is in reverse order"
     if search.library.version >= FAILS_ON_LARGE and any(x.span >= LARGEST for x in layouts):
         return f"cublasLt {search.library.version_text} fails for operands that span {LARGEST} elements"
     axes = batch_axes(layouts)
