@@ -103,7 +103,7 @@ class CublasLtEpilogue(PerTarget):
         key = f"{op} {[(str(type_of(x)), x.strides) for x in (*inputs, *outputs)]}"
 
         def alternatives() -> Iterator[list[Call]]:
-            temporary = [device.xp.empty(tuple(x.shape), x.dtype) for x in outputs]
+            temporary = [device.scratch(tuple(x.shape), dtype_of(x.dtype)) for x in outputs]
             together = bound(gpu, self.target, op, inputs, temporary)
             yield self._separate(op, device, inputs, temporary) if together is None else together
             yield self._separate(op, device, inputs, temporary)
