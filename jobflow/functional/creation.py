@@ -152,7 +152,9 @@ def shape_of(what: str, sizes: Sequence[Any], options: dict[str, Any]) -> tuple[
 
 
 def _filled(what: str, shape: tuple[int, ...], value: Number, spec: FactoryOptions) -> Tensor:
-    return spec.finish(source(Constant(shape, spec.dtype, convert_fill(value, spec.dtype)), spec.layout(len(shape)), None, spec.gpu))
+    return spec.finish(
+        source(Constant(shape, spec.dtype, convert_fill(value, spec.dtype)), spec.layout(len(shape)), None, spec.gpu if spec.device else None)
+    )
 
 
 def zeros(*sizes: Any, **options: Any) -> Tensor:
