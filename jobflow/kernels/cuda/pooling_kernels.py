@@ -108,8 +108,8 @@ class _Pooling:
     def _output_index(self, at: str) -> Iterator[str]:
         """Print the loop over outputs and the indices of an output; channels are innermost if a thread computes several."""
         shape, index = self.arrays[-1].shape, self.index
-        limits = f"output < {math.prod(shape) // self.vector}{self.ending}; output += ({index})gridDim.x * {THREADS}"
-        yield f"  for ({index} output = ({index})blockIdx.x * {THREADS} + threadIdx.x; {limits}) {{"
+        rest_of_loop = f"output < {math.prod(shape) // self.vector}{self.ending}; output += ({index})gridDim.x * {THREADS}"
+        yield f"  for ({index} output = ({index})blockIdx.x * {THREADS} + threadIdx.x; {rest_of_loop}) {{"
         yield f"    {index} rest = output;"
         channels = shape[1] // self.vector
         if self.vector > 1:
