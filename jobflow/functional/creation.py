@@ -83,8 +83,7 @@ class FactoryOptions:
     def _follow(self, like: Tensor) -> None:
         """Create the tensor on the GPU of the local tensor `like`, unless `placement` or `sbp` is set."""
         if like.layout is None and self.placement is None and self.sbp is None and like.traced is None:
-            device = device_of(like)
-            self.device = device if device.type == "cuda" else None
+            self.device = device_of(like) if like.is_cuda else None
 
     @property
     def gpu(self) -> EagerGpu | None:
@@ -152,9 +151,8 @@ def shape_of(what: str, sizes: Sequence[Any], options: dict[str, Any]) -> tuple[
 
 
 def _filled(what: str, shape: tuple[int, ...], value: Number, spec: FactoryOptions) -> Tensor:
-    return spec.finish(
-        source(Constant(shape, spec.dtype, convert_fill(value, spec.dtype)), spec.layout(len(shape)), None, spec.gpu if spec.device else None)
-    )
+    gpu = spec.gpu if spec.device else None
+    return spec.finish(source(Constant(shape, spec.dtype, convert_fill(value, spec.dtype)), spec.layout(len(shape)), None, gpu))
 
 
 def zeros(*sizes: Any, **options: Any) -> Tensor:
