@@ -61,11 +61,11 @@ def correct(setup: Setup) -> list[Step]:
         Step("ops", 100, setup.tests("kernel", f"--junitxml={setup.out / 'ops.xml'}"), arrays),
         Step("host", 25, setup.tests("ThroughTheHost", workers=6)),
         Step("programs", 60, setup.tests("test_one_gpu or (test_processes and (hybrid_mlp or gpt))", workers=7)),
-        Step("products", 15, setup.program(STEPS / "product_calls.py")),
+        Step("products", 10, setup.program(STEPS / "product_calls.py")),
         Step("sanitizer", 35, setup.program(STEPS / "sanitized_kernels.py")),
         Step("capture", 20, setup.program(STEPS / "captured_graph.py")),
-        Step("tensors", 25, setup.tests("test_tensors", workers=8)),
-        Step("adversarial", 15, setup.program(STEPS / "attention_edges.py")),
+        Step("tensors", 20, setup.tests("test_tensors", workers=8)),
+        Step("adversarial", 10, setup.program(STEPS / "attention_edges.py")),
         # repeat with CUB reductions, CuPy's default
         Step("ops-cub", 30 if setup.dry else None, setup.tests("test_the_kernel_gives_what_it_gives_on_numpy"), {"CUPY_ACCELERATORS": "cub"}),
     ]

@@ -60,9 +60,9 @@ def _function(op: Pointwise, dtype: DType) -> Callable[..., Any] | None:
 def _program(op: Pointwise, output: Any, *read: Any) -> CompiledFormula | None:
     """Return the operation's formula, compiled for inputs of the NumPy types `read`.
 
-    The result is None without a formula that can be compiled, or if an output of the formula has another type than `output`.
+    The result is None without a formula for CPUs that can be compiled, or if an output of the formula has another type than `output`.
     """
-    if op.formula is None:
+    if op.formula is None or "cpu" not in op.loops_on:
         return None
     outputs = op.output_expressions(*(language.element(i, dtype_of(each)) for i, each in enumerate(read)))
     if any(y.dtype is not dtype_of(output) for y in outputs):
