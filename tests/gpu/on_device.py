@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,15 @@ FLOATS = (float64, float32, float16, bfloat16)
 TOLERANCE = defaultdict(float, float64=1e-12, float32=1e-5, float16=4e-3, bfloat16=3e-2)
 #: strides of a float32[2,3] in a buffer: in rows, in columns, with gaps, one row twice, backwards
 STRIDES = [(12, 4), (4, 8), (24, 8), (0, 4), (-12, 4)]
+
+
+def has_solver() -> bool:
+    """Return True if CuPy can load cuSOLVER."""
+    try:
+        importlib.import_module("cupy_backends.cuda.libs.cusolver")
+    except ImportError:
+        return False
+    return True
 
 
 def same(ours: Any, theirs: Any, what: str = "") -> None:
