@@ -45,7 +45,7 @@ if tracing.traced is not None:
     slices = check_trace(Path(sys.argv[1]), 2, [3, 4, 5, 6])
     waited = tracing.traced.parts()[0]["waiting"]
     assert any(event["cat"] == "waiting" for event in slices)
-    assert not MULTI or waited > 3 * SLOW, waited
+    assert not MULTI or waited > SLOW, waited  # less than 4 times as long, because rank 0 may be late too
     assert losses[-1] < losses[0]
     assert {row.timed.category for row in tracing.traced.slowest(None)} == {"compute", "communication"}
     print("checked", flow.env.get_rank())
