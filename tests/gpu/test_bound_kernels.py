@@ -1,4 +1,4 @@
-"""Operations bound for a GPU, on a pretended CuPy whose kernels g++ compiles, give what they give on NumPy."""
+"""Operations bound for a GPU, on a simulated CuPy whose kernels g++ compiles, equal NumPy."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ LOCAL = {"x", "local", "x_local"}
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine that seems to have two GPUs, and a program that has not used them."""
+    """Simulate a machine with two GPUs, for a program that has not used them."""
     for name, module in fake_cupy.modules(2).items():
         monkeypatch.setitem(sys.modules, name, module)
     pool = SimpleNamespace(used_bytes=lambda: 100, total_bytes=lambda: 512, free_all_blocks=lambda: None, set_limit=lambda size: None)
@@ -49,7 +49,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def fresh(kernels: str = "numpy") -> Any:
-    """A scope with its own state of tensors."""
+    """Return a scope with a new session."""
     session = Session()
     session.settings.kernels = kernels
     return scope.using(root=scope.Root(session, EnvSettings()), interpreter=None, placement=None)
@@ -93,7 +93,7 @@ def test_recorded_launches_of_operations() -> None:
 @pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"autocast"}))  # the pretended cuBLAS has no bfloat16
 def test_values_of_printed_kernels(gpus: None, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernels that run on GPUs, compiled by g++, give the values of the host."""
+    """Compare the kernels of GPUs, compiled by g++, with the values of the host."""
     monkeypatch.setenv("JOBFLOW_CACHE", str(tmp_path))
     with fresh():
         expected = values(CASES[name]("cpu"))
@@ -250,7 +250,7 @@ def final_names(program: str, ranks: int) -> list[dict[str, Any]]:
     [("global_on_threads/strategies.py", 2), ("global_on_threads/interactive.py", 2), ("global/mixed_eager.py", 4), ("global/mixed_graph.py", 4)],
 )
 def test_programs_about_global_tensors_run_on_gpus(gpus: None, program: str, ranks: int) -> None:
-    """Every rank has its pieces on its GPU, and all ranks have equal values."""
+    """The pieces of a rank are on its GPU, and all ranks have equal values."""
     first, *others = final_names(program, ranks)
     assert first
     for other in others:
