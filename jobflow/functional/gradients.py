@@ -19,6 +19,7 @@ from jobflow.functional.typed import Tensor
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach
 from jobflow.tensors import backward as passes
+from jobflow.tensors.gpus import device_name, gpu_of
 from jobflow.tensors.parameters import described
 from jobflow.tensors.run import recorder, run
 from jobflow.tensors.state import building_now, running, state
@@ -330,6 +331,12 @@ def _check_grad(x: Tensor, gradient: Tensor) -> None:
     if gradient.layout is not None and x.layout is not None and gradient.layout.placement != x.layout.placement:
         raise PlacementError(
             f"{what}: the gradient is on {gradient.layout}, but the tensor {x.tensor_type} is on {x.layout}; use grad.to_global(placement=...)"
+        )
+    traced = gradient.traced is not None or x.traced is not None
+    if not traced and x.layout is None and state().gpus and gpu_of(gradient.array) is not gpu_of(x.array):
+        raise PlacementError(
+            f"{what}: the gradient is on {device_name(gradient.array)}, but the tensor {x.tensor_type} is on {device_name(x.array)}; "
+            f"use grad.to({device_name(x.array)!r})"
         )
 
 

@@ -45,7 +45,7 @@ class EagerGpu:
         self.constants: dict[Any, Any] = {}
         self.assertions = PendingAssertions(self)
         self._peak = PoolBytes(0, 0)
-        #: held while a thread uses the page-locked memory of the device
+        #: held while a thread changes `_sending`
         self._copying = threading.Lock()
         #: copies from page-locked memory that may not have ended
         self._sending: deque[tuple[Any, Array]] = deque()
@@ -110,11 +110,10 @@ class EagerGpu:
         """
         self.activate()
         target = self.empty(array.shape, array.dtype)
-        with self._copying:
-            if direct and array.size and array.flags.c_contiguous and is_pinned(array):
-                self._send(target, array)
-            else:
-                self.device.upload(target, array)
+        if direct and array.size and array.flags.c_contiguous and is_pinned(array):
+            self._send(target, array)
+        else:
+            self.device.upload(target, array)
         return target
 
     def _send(self, target: Array, array: Array) -> None:
@@ -122,12 +121,14 @@ class EagerGpu:
         target.set(array, stream=self.device.stream)
         event = self.device.new_event()
         event.record(self.device.stream)
-        while self._sending and self._sending[0][0].done:
-            self._sending.popleft()
-        self._sending.append((event, array))
+        with self._copying:
+            while self._sending and self._sending[0][0].done:
+                self._sending.popleft()
+            self._sending.append((event, array))
 
     def pinned(self, array: Array) -> Array:
         """Return a copy of a NumPy array in page-locked memory."""
+        self.activate()  # a thread without a current device would occupy memory of GPU 0
         host: Array = self.device.host_array(array.size, array.dtype).reshape(array.shape)
         host[...] = array
         return host
@@ -136,8 +137,7 @@ class EagerGpu:
         """Copy the elements of a NumPy array, or of an array on any GPU, to an array on this GPU, cast to its element type."""
         if isinstance(source, np.ndarray):
             self.activate()
-            with self._copying:
-                self.device.upload(target, np.broadcast_to(source, target.shape))
+            self.device.upload(target, np.broadcast_to(source, target.shape))
             return
         if source.device.id != self.index:
             source = self.received(source)
@@ -172,6 +172,14 @@ class EagerGpu:
     def calls(self, op: Op) -> GpuCalls:
         """Return an object that runs an operation on arrays of this GPU."""
         return GpuCalls(op, self)
+
+    def calls_like(self, op: Op, array: Array) -> GpuCalls:
+        """Return the object that runs an operation on arrays with the shape and element type of `array`; it is created once."""
+        key = (op, tuple(array.shape), array.dtype)
+        calls: GpuCalls | None = self.prepared.get(key)
+        if calls is None:
+            calls = self.prepared[key] = self.calls(op)
+        return calls
 
     def compute(self, op: Op, arrays: Sequence[Array], types: Sequence[TensorType]) -> list[Array]:
         """Run an operation on NumPy arrays or arrays of this GPU, and return the results as new arrays of these types."""

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import JobError, user_line
+from jobflow.core.errors import JobError, PlacementError, user_line
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import ViewOp, apply
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
-from jobflow.tensors.gpus import fill, gpu_of
+from jobflow.tensors.gpus import device_name, fill, gpu_of
 from jobflow.tensors.state import EagerState, building_now, mixed
 from jobflow.tensors.tape import Gradients, follow, record, stand_at
 from jobflow.tensors.tensor import TensorBase, own
@@ -42,7 +42,7 @@ def may_write(here: EagerState, x: TensorBase, what: str) -> None:
 def add_into(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> None:
     """Add the elements of `value` to x in place; both tensors have the same layout.
 
-    Raises: JobError if the types differ, or if x cannot be overwritten, as `check_memory` does.
+    Raises: JobError if the types differ, or if x cannot be overwritten, as `check_memory` does; PlacementError if the devices differ.
     """
     if x.tensor_type != value.tensor_type:
         raise JobError(
@@ -50,11 +50,16 @@ def add_into(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> N
         )
     array = own(x, what)
     gpu = gpu_of(array)
+    if gpu_of(value.array) is not gpu:
+        raise PlacementError(
+            f"{what} at {user_line()}: the gradient {value.tensor_type} is on {device_name(value.array)}, but grad is on {device_name(array)}; "
+            f"set grad = None first, or move it with x.grad = x.grad.to(device)"
+        )
     if gpu is None:
         np.add(array, value.array, out=array)
     else:
         gpu.activate()
-        gpu.calls(Add()).run(None, (array, value.array), (array,))
+        gpu.calls_like(Add(), array).run(None, (array, value.array), (array,))
     written(here, x, value, what)
 
 
