@@ -22,6 +22,8 @@ __all__ = ["from_dlpack", "to_dlpack"]
 _CPU = 1
 #: name of a capsule -> the offset in bytes of the type code in its structure
 _OFFSETS = {b"dltensor_versioned": 52, b"dltensor": 20}
+#: bytes from the device to the type code in the structure
+_DEVICE = 12
 #: DLPack's type codes
 _UNSIGNED, _BFLOAT = 1, 4
 
@@ -37,8 +39,9 @@ def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None
     target = checked_device("from_dlpack", device)
     if copy is not None and not isinstance(copy, bool | np.bool_):
         raise ArgumentError(f"{what}: copy must be True, False or None; got {copy!r}")
-    if gpu_exchange.is_on_gpu(ext_tensor):
-        array = gpu_exchange.array_of(ext_tensor, what)
+    source = _GpuCapsule.of(ext_tensor)
+    if gpu_exchange.is_on_gpu(source):
+        array = gpu_exchange.array_of(source, what)
         return marked(Tensor.new(type_of(array), None, duplicate(array) if copy else array), target)
     array = _array(ext_tensor, what)
     try:
@@ -112,6 +115,31 @@ class _Producer:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _CPU, 0
+
+
+class _GpuCapsule:
+    """A capsule in the memory of a GPU as an object that CuPy accepts."""
+
+    def __init__(self, capsule: Any, device: tuple[int, int]) -> None:
+        self._capsule, self._device = capsule, device
+
+    @staticmethod
+    def of(source: Any) -> Any:
+        """Return an unused capsule in the memory of a GPU as an object; return other sources unchanged."""
+        if type(source).__name__ != "PyCapsule":
+            return source
+        for name, offset in _OFFSETS.items():
+            if _is_valid(source, name):
+                kind, number = (ctypes.c_int32 * 2).from_address(_pointer(source, name) + offset - _DEVICE)
+                return _GpuCapsule(source, (kind, number)) if kind in gpu_exchange.CUDA_DEVICES else source
+        return source
+
+    def __dlpack__(self, **options: Any) -> Any:
+        gpu_exchange.wait_for_producer()
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
 
 
 def _array(source: Any, what: str) -> Array:

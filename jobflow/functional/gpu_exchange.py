@@ -9,7 +9,7 @@ from jobflow.core.types import Array, dtype_of
 from jobflow.functional.dispatch import attribute
 from jobflow.functional.typed import Tensor
 from jobflow.runtime.device import cuda_facts
-from jobflow.tensors.gpus import gpu_of, open_gpu
+from jobflow.tensors.gpus import duplicate, gpu_of, open_gpu
 from jobflow.tensors.state import state
 
 #: DLPack's device types of GPUs: CUDA memory, and managed CUDA memory
@@ -45,6 +45,11 @@ def array_of(source: Any, what: str) -> Array:
     return array
 
 
+def wait_for_producer() -> None:
+    """Wait for all operations on the current GPU, because a capsule does not name the stream that writes its memory."""
+    cuda_facts.wait_for_device()
+
+
 def capsule(x: Tensor, what: str, stream: Any, max_version: Any, dl_device: Any, copy: Any) -> Any:
     """Return a DLPack capsule of the memory of a tensor on a GPU, ordered before later operations on `stream`.
 
@@ -56,7 +61,8 @@ def capsule(x: Tensor, what: str, stream: Any, max_version: Any, dl_device: Any,
         raise ArgumentError(f"{what}: the tensor is on {gpu}; got dl_device={dl_device!r}; omit it, or move the tensor first")
     gpu.activate()
     try:
-        return x.array.__dlpack__(stream=stream, max_version=max_version, copy=copy)
+        array = duplicate(x.array) if copy else x.array  # CuPy makes no copies on a GPU
+        return array.__dlpack__(stream=stream, max_version=max_version)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise JobError(f"{what}: the tensor {x.tensor_type} cannot be exported ({error}); convert or clone() it first") from None
 

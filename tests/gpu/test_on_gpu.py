@@ -128,10 +128,10 @@ class TestTensorsElsewhere:
         array = device.xp.asarray(x) if on_device.COMPUTES else device.xp.from_dlpack(x)  # the stub has no attributes of pointers
         assert x.__cuda_array_interface__["data"][0] == x.data_ptr()
         assert array.data.ptr == x.data_ptr() and array.shape == (2, 3) and array.dtype == np.float32
-        for y in (flow.from_dlpack(array), flow.as_tensor(array), flow.from_dlpack(x)):
+        for y in (flow.from_dlpack(array), flow.as_tensor(array), flow.from_dlpack(x), flow.from_dlpack(flow.to_dlpack(x))):
             assert y.data_ptr() == x.data_ptr() and str(y.device) == "cuda:0" and y.dtype is flow.float32
         assert device.xp.from_dlpack(x.T).strides == array.T.strides and x.__dlpack_device__() == (2, 0)
-        assert flow.tensor(array).data_ptr() != x.data_ptr()
+        assert flow.tensor(array).data_ptr() != x.data_ptr() and flow.from_dlpack(x.__dlpack__(copy=True)).data_ptr() != x.data_ptr()
 
     def test_tensors_that_cannot_be_exported(self, device: cuda.CudaDevice) -> None:
         x = flow.ones(2, device="cuda", requires_grad=True)
@@ -139,7 +139,7 @@ class TestTensorsElsewhere:
         with pytest.raises(JobError, match="requires gradients"):
             device.xp.from_dlpack(x)
 
-    def test_statistics_count_tensors(self) -> None:
+    def test_statistics_and_properties(self) -> None:
         before = flow.cuda.memory_allocated()
         x = flow.zeros(1 << 20, device="cuda")
         assert flow.cuda.memory_allocated() >= before + (4 << 20) and flow.cuda.max_memory_allocated() >= flow.cuda.memory_allocated()
@@ -149,7 +149,7 @@ class TestTensorsElsewhere:
         properties = flow.cuda.get_device_properties()
         assert properties.major >= 7 and properties.total_memory > 0 and flow.cuda.get_device_capability() == properties[3:]
 
-    def test_events_time_the_operations_between_them(self) -> None:
+    def test_streams_and_events(self) -> None:
         first, last = flow.cuda.Event(enable_timing=True), flow.cuda.Event(enable_timing=True)
         first.record()
         with flow.cuda.stream(flow.cuda.Stream()):
@@ -158,7 +158,7 @@ class TestTensorsElsewhere:
         last.synchronize()
         assert first.elapsed_time(last) >= 0 and last.query() and flow.cuda.current_stream().cuda_stream and x.is_cuda
 
-    def test_pinned_tensors_are_page_locked(self) -> None:
+    def test_page_locked_memory(self) -> None:
         x = flow.ones(100).pin_memory()
         assert x.is_pinned() and x.pin_memory() is x and not flow.ones(3).is_pinned() and x.to("cuda", non_blocking=True).is_cuda
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any, NamedTuple
 
 
@@ -86,6 +85,11 @@ def milliseconds(first: Any, last: Any) -> float:
     return float(_cupy().cuda.get_elapsed_time(first, last))
 
 
+def wait_for_device() -> None:
+    """Wait until the operations on all streams of the current GPU have ended."""
+    _cupy().cuda.runtime.deviceSynchronize()
+
+
 def from_foreign(source: Any) -> Any:
     """Return an array in the memory of an object with `__dlpack__` or `__cuda_array_interface__`, on the current GPU and stream."""
     cupy = _cupy()
@@ -94,11 +98,9 @@ def from_foreign(source: Any) -> Any:
 
 def is_pinned(array: Any) -> bool:
     """Return True for a NumPy array in page-locked memory."""
-    if "cupy" not in sys.modules:  # a program without a GPU does not import CuPy
-        return False
-    pinned, base = _cupy().cuda.PinnedMemoryPointer, array
+    base = array
     while base is not None:
-        if isinstance(base, pinned):
+        if type(base).__name__ == "PinnedMemoryPointer":
             return True
         base = getattr(base, "base", None)
     return False
