@@ -99,16 +99,18 @@ class device:
     def __init__(self, device: Any) -> None:
         ignored = device is None or (type(device) is int and device < 0)
         self.index = None if ignored else checked_gpu("device", device).index
+        #: the index before each active block
+        self.before: list[int | None] = []
 
     def __enter__(self) -> Self:
         here = state()
-        self.before = here.cuda_index
+        self.before.append(here.cuda_index)
         if self.index is not None:
             here.cuda_index = self.index
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        state().cuda_index = self.before
+        state().cuda_index = self.before.pop()
 
 
 def get_device_name(device: Any = None) -> str:

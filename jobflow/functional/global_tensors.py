@@ -265,12 +265,14 @@ def _layout_request(x: Tensor, like: Tensor) -> dict[str, Any]:
 
 
 def type_as(x: Tensor, other: Tensor) -> Tensor:
-    """Return x converted to the element type of `other`, on its placement if `other` is global.
+    """Return x converted to the element type of `other`, on its device, or on its placement if `other` is global.
 
-    A local tensor x becomes broadcast, and must have the same values on all ranks.
+    On a placement, a local tensor x becomes broadcast, and must have the same values on all ranks.
     """
     result = cast(x, other.tensor_type.dtype)
-    return result if other.layout is None else on_placement(result, "type_as", other.placement)
+    if other.layout is not None:
+        return on_placement(result, "type_as", other.placement)
+    return result if x.layout is not None or other.traced is not None else _on_device(result, where.device_of(other), "type_as")
 
 
 def _named_argument(argument: Any) -> dict[str, Any]:
