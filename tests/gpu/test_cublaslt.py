@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fake_cublaslt import Imitation
+from on_device import Bench
 from test_cublas import CASES, ORDERS, array_in
 
 from jobflow.core.errors import JobflowError
@@ -64,18 +65,6 @@ def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def imitation(cupy: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Imitation]:
     with fake_cublaslt.installed(path, monkeypatch) as library:
         yield library
-
-
-class Bench:
-    """A device for `bind` with uninitialised scratch memory."""
-
-    tag = "gpu"
-
-    def __init__(self, xp: Any) -> None:
-        self.xp = xp
-
-    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return self.xp.empty(shape, dtype.numpy)
 
 
 def run(op: Op, cupy: Any, inputs: Sequence[Any], outputs: Sequence[Any], target: Target | None = None) -> str:

@@ -25,6 +25,7 @@ from jobflow.kernels.target import target_of
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.reduce import ReduceSum
+from jobflow.ops.slices import Concat
 from jobflow.ops.softmax import Softmax
 
 pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
@@ -79,8 +80,9 @@ def random_values(seed: int, *shape: int) -> Any:
         (Add(), [(5, 7), (5, 7)], columns),
         (ReduceSum((0,)), [(200, 9)], rows),
         (Softmax(1), [(6, 40)], rows),
+        (Concat(1), [(5, 7), (5, 3)], rows),
     ],
-    ids=["elements", "elements in columns", "sums of columns, with scratch memory", "rows"],
+    ids=["elements", "elements in columns", "sums of columns, with scratch memory", "rows", "parts at an offset"],
 )
 def test_launches_run_on_other_memory(cupy: Any, op: Op, shapes: list[tuple[int, ...]], order: Any) -> None:
     def arguments(seed: int) -> tuple[list[Any], list[Any], list[Any]]:

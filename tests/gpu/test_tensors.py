@@ -147,6 +147,14 @@ class TestDevices:
             x + y.to("cuda:1")
         assert (y + 1).tolist() == [2, 2, 2]
 
+    def test_a_host_tensor_of_one_element_is_updated_on_the_host(self, gpus: None) -> None:
+        x = flow.ones(1)
+        x.add_(flow.ones(1, device="cuda"))
+        assert x.tolist() == [2] and str(x.device) == "cpu"
+        x.requires_grad_()
+        with pytest.raises(PlacementError, match=r"grad at .*: the gradient is on cuda:0, but the tensor float32\[1\] is on cpu"):
+            x.grad = flow.ones(1, device="cuda")
+
     def test_a_graph_with_tensors_on_two_devices(self, gpus: None) -> None:
         class Graph(nn.Graph):
             def __init__(self, device: str) -> None:

@@ -232,7 +232,7 @@ class CudaDevice:
         self.wait(self.stream)
 
     def wait(self, point: Any) -> None:
-        """Wait for a stream or an event; raise the error of a failed rank, whose part never comes."""
+        """Wait for a stream or an event; raise the error of a failed rank, whose messages never arrive."""
         if self.listen is None:
             point.synchronize()
         else:
