@@ -181,7 +181,8 @@ def device_of(x: Tensor) -> device:
         gpu = gpu_of(x.array)
         result = device("cpu") if gpu is None else device("cuda", gpu.index)
     else:
-        result = device("cpu" if x._device is None else x._device)
+        label = here.building.device if x._device is None and x.traced is not None and here.building is not None else x._device
+        result = device("cpu" if label is None else label)
     result.is_local = True
     return result
 

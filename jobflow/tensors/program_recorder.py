@@ -73,6 +73,8 @@ class ProgramRecorder(ABC, Generic[T]):
     trains: bool = True
     #: True while the backward of an autograd.Function is recorded
     reversing = False
+    #: the device of local tensors, as their attribute `device` returns it; None is the host
+    device: Any = None
     #: True after the traced function returned, when changes of Python objects are not observed
     has_returned = False
     #: messages of the errors of `refuse_tracing`, which user code may catch

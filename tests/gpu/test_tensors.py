@@ -172,6 +172,35 @@ class TestDevices:
         with pytest.raises(PlacementError, match=r"input0 .* is on cpu, but the graph runs on cuda:0; move the input"):
             graph(flow.ones(2, 3))
 
+    def test_a_graph_refuses_a_module_that_moved_after_its_first_call(self, gpus: None) -> None:
+        class Graph(nn.Graph):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(3, 2).to("cuda")
+
+            def build(self, x: Any) -> Any:
+                return self.linear(x)
+
+        graph, x = Graph(), flow.ones(2, 3, device="cuda")
+        expected = graph(x).tolist()
+        graph.linear.cpu()
+        with pytest.raises(PlacementError, match=r"linear\.\w+ float32\[.*\] is now on cpu, but the graph runs on cuda:0; move its module back"):
+            graph(x)
+        assert not graph.linear.weight.is_cuda
+        graph.linear.cuda()
+        assert graph(x).tolist() == expected
+
+    def test_traced_tensors_have_the_device_of_the_inputs(self, gpus: None) -> None:
+        devices: list[str] = []
+
+        class Graph(nn.Graph):
+            def build(self, x: Any) -> Any:
+                devices.extend(map(str, (x.device, (x * 2).device)))
+                return x + flow.ones(3, device=x.device)
+
+        assert Graph()(flow.ones(3, device="cuda")).is_cuda and not Graph()(flow.ones(3)).is_cuda
+        assert devices == ["cuda:0", "cuda:0", "cpu", "cpu"]
+
     def test_type_as_moves_to_the_device_of_the_other_tensor(self, gpus: None) -> None:
         x, y = flow.ones(2), flow.zeros(1, dtype=flow.float64, device="cuda:1")
         assert str(x.type_as(y).device) == "cuda:1" and x.type_as(y).dtype is flow.float64 and not y.type_as(x).is_cuda

@@ -32,6 +32,7 @@ from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.engine.session import current_session
 from jobflow.engine.sizes import many_shapes
+from jobflow.functional.devices import device_of
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.strategy import Distribution
 from jobflow.graph.traced import Traced
@@ -284,6 +285,7 @@ class Graph:
         known = self._memory.tensors
         names = {id(x): name for name, x in (*known.items(), *self._tensors())}
         building = Building(here, tracer, names, self._settings, config.zero, bool(self._added), known, config.parallel is not None)
+        building.device = next((device_of(x) for _, x in arguments.leaves() if x.layout is None), None)
         with building.in_force(), nullcontext() if cut is None else explained(cut, size):
             stand_ins = filled(arguments, iter([_stand_in(tracer, building, meta, cut, size) for meta in metas]))
             returned = self.build(*stand_ins.args, **stand_ins.options)

@@ -296,7 +296,8 @@ class Bound:
             provenance, arrays = self.run_once(tensors)
             for schedule in self.built.schedules:
                 schedule.step()
-            return filled(self.built.result, (self._output(meta, arrays.get(i), provenance + i) for i, meta in enumerate(self.outputs)))
+            device = tensors[0]._device if tensors and self.built.local else None
+            return filled(self.built.result, (self._output(meta, arrays.get(i), provenance + i, device) for i, meta in enumerate(self.outputs)))
 
     def _check_guarded(self) -> None:
         """Raise JobError if a Python number of `build` depends on a tensor whose elements have changed."""
@@ -318,12 +319,12 @@ class Bound:
 
     def run_once(self, tensors: Sequence[Tensor]) -> tuple[int, dict[int, Array]]:
         """Run the program; return the provenance of the first output, and this rank's pieces of the outputs by position."""
+        moved = [(binding, resident) for binding, resident in self.bindings if binding.tensor.array is not resident.array]
         if self.here.gpus:
-            self._check_devices(tensors)
+            self._check_devices(tensors, [*(binding.tensor for binding, _ in moved), *(x for x, _, _ in self.copied)])
         arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, tensors, strict=True)}
         for draw in self.built.draws:
             draw.array[0] = draw.generator.next()
-        moved = [(binding, resident) for binding, resident in self.bindings if binding.tensor.array is not resident.array]
         provenance = self._compare_runs(tensors, moved)
         if self.executor is None:
             return provenance, {}
@@ -346,13 +347,20 @@ class Bound:
                 x.wrote()
         return provenance, outputs
 
-    def _check_devices(self, tensors: Sequence[Tensor]) -> None:
-        """Raise PlacementError if an input is not on the device of the graph; make the GPU of the graph the current one."""
+    def _check_devices(self, tensors: Sequence[Tensor], replaced: Sequence[TensorBase]) -> None:
+        """Raise PlacementError if an input, or a tensor with replaced memory, is not on the device of the graph; make its GPU the current one."""
         for meta, x in zip(self.built.inputs, tensors, strict=True):
             if gpu_of(x.array) is not self.gpu and (x.layout is None or x.array.size):
                 raise PlacementError(
                     f"{self.built.name} at {user_line()}: {meta.name} {meta} is on {device_name(x.array)}, but the graph runs on "
                     f"{self.gpu or 'cpu'}; move the input with x.to(device)"
+                )
+        for y in replaced:
+            if y.layout is None and gpu_of(y.array) is not self.gpu:
+                name = next(name for name, known in self.built.tensors.items() if known is y)
+                raise PlacementError(
+                    f"{self.built.name} at {user_line()}: {name} {y.tensor_type} is now on {device_name(y.array)}, but the graph runs on "
+                    f"{self.gpu or 'cpu'}; move its module back with module.to(device), or create another graph"
                 )
         if self.gpu is not None:
             self.gpu.activate()
@@ -418,9 +426,9 @@ class Bound:
         return self.memory.rank.comm
 
     @staticmethod
-    def _output(meta: Meta, array: Array | None, provenance: int) -> Tensor:
+    def _output(meta: Meta, array: Array | None, provenance: int, device: Any = None) -> Tensor:
         output = Tensor(meta.type, meta.layout, empty(meta.type) if array is None else array)
-        output._provenance = provenance
+        output._provenance, output._device = provenance, device
         return output
 
     def tensors(self, arguments: Arguments) -> Sequence[Tensor]:
