@@ -53,7 +53,7 @@ def _tensors_as_arrays(what: str, data: Any) -> Any:
 
 def of_gpu(what: str, data: Any) -> Any:
     """Return a local tensor in the memory of an array of another library on a GPU; return other data unchanged."""
-    if isinstance(data, Tensor | np.ndarray | list | tuple | int | float) or not hasattr(data, "__cuda_array_interface__"):
+    if type(data) in HOST_DATA or isinstance(data, Tensor | np.ndarray) or not hasattr(data, "__cuda_array_interface__"):
         return data
     from jobflow.functional.gpu_exchange import array_of as gpu_array_of
 

@@ -48,9 +48,8 @@ class FactoryOptions:
     KEYWORDS = ("dtype", "device", "placement", "sbp", "requires_grad", "pin_memory", "layout", "memory_format")
 
     def __init__(self, what: str, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> None:
-        unknown = sorted(set(options) - set(self.KEYWORDS))
-        if unknown:
-            raise TypeError(f"{what} at {user_line()}: unknown keyword {unknown[0]!r}; the keywords are {', '.join(self.KEYWORDS[:5])}")
+        if options:
+            _check_keywords(what, options)
         self.what = what
         self.dtype: DType = _dtype(what, options.get("dtype") or dtype or state().default_dtype)
         self.device = checked_device(what, options.get("device"))
@@ -58,7 +57,6 @@ class FactoryOptions:
         if self.device is None and like is None and self.placement is None and self.sbp is None:
             self.device = state().default_device
         self.requires_grad = bool(options.get("requires_grad"))
-        _check_switches(what, options)
         self.like = like
         if self.device is None and like is not None and (like._device is not None or type(getattr(like, "_array", None)) is not np.ndarray):
             self._follow(like)
@@ -119,8 +117,11 @@ class FactoryOptions:
         return x
 
 
-def _check_switches(what: str, options: dict[str, Any]) -> None:
-    """Check options that have no effect: tensors are in pageable memory, dense, and in row-major order."""
+def _check_keywords(what: str, options: dict[str, Any]) -> None:
+    """Check the names, and the options that have no effect: tensors are in pageable memory, dense, and in row-major order."""
+    known = FactoryOptions.KEYWORDS
+    if unknown := sorted(set(options).difference(known)):
+        raise TypeError(f"{what} at {user_line()}: unknown keyword {unknown[0]!r}; the keywords are {', '.join(known[:5])}")
     if options.get("pin_memory") is not None:
         checked_bool(what, "pin_memory", options["pin_memory"])
     if options.get("layout") is not None and options["layout"] is not strided:
@@ -303,10 +304,9 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
     from_python = not isinstance(data, np.ndarray | np.generic | Tensor)
     by_default = from_python and array.dtype == np.float64 and not contains_float64(data)
     spec = FactoryOptions(what, options, dtype or (state().default_dtype if by_default else dtype_of(array.dtype)))
-    if like is not None:
-        spec.like = like
-        if spec.device is None:
-            spec._follow(like)
+    spec.like = like
+    if like is not None and spec.device is None:
+        spec._follow(like)
     layout = spec.layout(array.ndim)
     if array.dtype != spec.dtype.numpy:
         if from_python and spec.dtype.is_integer:

@@ -78,7 +78,9 @@ def copy_(x: Tensor, other: Any) -> Tensor:
             return written(x, "copy_", run(Copy(), value))
         value = Tensor.new(value.tensor_type, value.layout, value.array)
         record("copy", (other,), (value,), passed_on)
-    return written(x, "copy_", value if here.building is not None or x.layout is not None else on_device_of(x, value))
+    if here.gpus and here.building is None and x.layout is None:
+        value = on_device_of(x, value)
+    return written(x, "copy_", value)
 
 
 def _described(x: Tensor) -> str:

@@ -92,7 +92,8 @@ def _elements(x: Tensor, what: str) -> Array:
             return constant
         raise JobError(f"{what} at {user_line()}: a tensor has no values while {running()} runs; return the tensor from {state().building.short}")
     if x.layout is None:
-        return as_numpy(lasting_array(x))
+        array = lasting_array(x)
+        return array if type(array) is np.ndarray else as_numpy(array)
     return gathered(state(), x, what)
 
 

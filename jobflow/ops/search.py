@@ -44,7 +44,8 @@ class SearchSorted(Op):
             y[...] = xp.searchsorted(rows, values, "right" if self.right else "left")
             return
         n, m = rows.shape[-1], values.shape[-1]
-        if not values.size:
+        if not rows.size or not values.size:
+            y[...] = 0
             return
         # merge each row with its values by a stable sort, and count the elements of the row before each value
         table, targets = rows.reshape(-1, n), values.reshape(-1, m)

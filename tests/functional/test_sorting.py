@@ -30,6 +30,7 @@ CASES: list[Case] = [
         lambda x, v: np.searchsorted(x, v, "right"),
         (np.arange(5.0), np.array([[0.0, 2.5], [9.0, -1.0]])),
     ),
+    (F.searchsorted, lambda x, v: np.zeros(v.shape, np.int64), (np.zeros((2, 0)), np.array([[0.0, 2.5, 1.0], [9.0, -1.0, 0.0]]))),
 ]
 
 
