@@ -372,7 +372,8 @@ def as_tensor(data: Any, **options: Any) -> Tensor:
     data = of_gpu("as_tensor", data)
     if isinstance(data, Tensor) and not options.get("placement"):
         spec = FactoryOptions("as_tensor", options, data.dtype)
-        return spec.finish(_placed(cast(data, spec.dtype), spec))
+        result = _placed(cast(data, spec.dtype), spec)
+        return spec.finish(result if spec.device is None or result.layout is not None else result.to(spec.device))
     if isinstance(data, np.ndarray) and not options.get("placement"):
         spec = FactoryOptions("as_tensor", options, _dtype("as_tensor", data.dtype))
         if data.dtype == spec.dtype.numpy and not hides_elements(data) and spec.placement is None:

@@ -306,6 +306,8 @@ def test_a_job_refuses_a_module_on_a_gpu(gpus: None) -> None:
 
 def test_without_a_gpu_cuda_is_host_memory() -> None:
     with fresh():
+        x = flow.ones(2)
+        assert flow.as_tensor(x, device="cuda").is_cuda and not x.is_cuda and flow.as_tensor(x, device="cpu") is x
         assert not state().gpus and flow.ones(2, device="cuda").numpy().tolist() == [1, 1]
 
 
