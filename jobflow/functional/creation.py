@@ -465,8 +465,7 @@ def logspace(start: Number, end: Number, steps: int, base: Number = 10.0, **opti
     spec, count = FactoryOptions("logspace", options), _count("logspace", steps)
     target = spec.layout(1)
     where = {"placement": spec.placement, "sbp": _whole(spec), "device": spec.device, "dtype": float64}
-    powers: Tensor = run(Power(), full((1,), float(base), **where), linspace(start, end, count, **where))
-    values = cast(powers, spec.dtype)
+    values = cast(run(Power(), full((1,), float(base), **where), linspace(start, end, count, **where)), spec.dtype)
     return spec.finish(values if target is None else redistribution.redistribute(state(), values, target))
 
 
