@@ -81,12 +81,12 @@ def value_of(x: Tensor, what: str) -> Array:
     building = building_now()
     if building is not None and x.traced is None:
         building.read_elements(x, what)
-    return _elements(x, what)
+    return _elements(x, what, building)
 
 
-def _elements(x: Tensor, what: str) -> Array:
+def _elements(x: Tensor, what: str, building: Any) -> Array:
     """Return the logical value of x as an array, which runs of a graph do not compare with later values."""
-    if x.traced is not None or (building_now() is not None and building_now().differentiates):
+    if x.traced is not None or (building is not None and building.differentiates):
         constant = constant_value(x, guarded=True)
         if constant is not None:
             return constant
@@ -209,7 +209,7 @@ def shown(x: Tensor) -> str:
     if x.traced is not None:
         parts += ["...", f"size={tuple(x.shape)}"]
     else:
-        parts.append(written(_elements(x, "print"), len("tensor(")))
+        parts.append(written(_elements(x, "print", building_now()), len("tensor(")))
     if x.layout is not None:
         parts += [f"placement={x.placement!r}", f"sbp={x.sbp!r}"]
     elif device_of(x).type != "cpu":
