@@ -85,7 +85,12 @@ class Program:
 
         Collective over the ranks of `rank.comm`.
         """
-        state, graph = state_of(rank), self.physical.graph
+        state = state_of(rank)
+        with state.forgetting_on_error():
+            return self._with_variables(rank, state)
+
+    def _with_variables(self, rank: Rank, state: State) -> BoundProgram:
+        graph = self.physical.graph
         separate = private_copies(graph)
         _check_separate(state, separate, graph)
         with memory_of(f"job {graph.name}: variables"):

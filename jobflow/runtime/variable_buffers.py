@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -62,8 +63,8 @@ class State:
         if common is None:
             slots, sizes = place_variables(new, self.rank, self._buffer_count)
         self._buffer_count += len(sizes)
-        self.slots.update(slots)
         self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items() if not is_common(name)} | (common or {}))
+        self.slots.update(slots)
         self.variables.update({variable.name: variable for variable in new})
         mine = [v for v in new if self.rank == 0 or not is_common(slots[v.name].buffer)]
         return [v.name for v in mine if is_common(slots[v.name].buffer) or not _is_zero(v.initializer)]
@@ -75,6 +76,16 @@ class State:
             self.slots.pop(name, None)
         used = {slot.buffer for slot in self.slots.values()}
         self.buffers = {name: buffer for name, buffer in self.buffers.items() if name in used}
+
+    @contextmanager
+    def forgetting_on_error(self) -> Iterator[None]:
+        """Remove the variables that are added in this context if it raises, so that the next program initializes them."""
+        known = set(self.variables)
+        try:
+            yield
+        except BaseException:
+            self.forget(self.variables.keys() - known)
+            raise
 
     def attach(self, variable: Variable, buffer: Array, offset: int = 0, common: bool = False) -> None:
         """Bind a variable to existing memory that has its values, from byte `offset` of `buffer`.

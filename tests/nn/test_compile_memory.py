@@ -10,6 +10,8 @@ import pytest
 
 import jobflow as flow
 from jobflow import nn
+from jobflow.program import program
+from jobflow.runtime.device.device import OutOfMemory
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -172,3 +174,31 @@ CASES: dict[str, Callable[[Compile], list[Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_results_equal_the_results_of_the_eager_function(case: str) -> None:
     assert CASES[case](flow.compile) == CASES[case](lambda function: function)
+
+
+def test_graph_that_did_not_fit_keeps_the_parameters_for_the_next_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(model.weight, 3.0)
+
+    class Trained(nn.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.add_optimizer(flow.optim.SGD(model.parameters(), lr=0.0))
+
+        def build(self, x: Any) -> Any:
+            loss = self.model(x).sum()
+            loss.backward()
+            return loss
+
+    graph = Trained()
+
+    def too_large(*_: Any) -> None:
+        raise OutOfMemory("too large")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "Executor", too_large)
+        with pytest.raises(OutOfMemory, match="too large"):
+            graph(flow.ones(4, 2))
+    assert graph(flow.ones(1, 2)).item() == 6.0
+    assert model.weight.tolist() == [[3.0, 3.0]]

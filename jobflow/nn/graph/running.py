@@ -141,10 +141,11 @@ class Bound:
         agree(here, comm, crc32(what.encode()), lambda: what)
         self._compare(comm)
         rank = self.memory.rank = self.memory.rank or rank_on(here, ranks, self.gpu)
-        fresh = self._adopt(state_of(rank), comm)
         storage = StorageChoice(share=current_session().settings.share_variables, copies=True, in_place=True)
         choose_cache_folder(current_session().settings.cache_folder)
-        bound = Program(self.physical, storage, self.key[0].target(rank.device.tag, timed=len(ranks) == 1)).bind(rank)
+        with state_of(rank).forgetting_on_error():
+            fresh = self._adopt(state_of(rank), comm)
+            bound = Program(self.physical, storage, self.key[0].target(rank.device.tag, timed=len(ranks) == 1)).bind(rank)
         self._fill(state_of(rank), fresh, loaded)
         self.executor = bound.executor
         if self.gpu is not None:  # outputs stay on the GPU
