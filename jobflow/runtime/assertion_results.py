@@ -7,6 +7,7 @@ the updates, of this run and of later ones, until the host has read the results.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,6 +41,8 @@ class AssertionResults:
         #: copies that the host has not read, the oldest first
         self._pending: list[int] = []
         weakref.finalize(self, _report_unread, self._pending, self._copied, self._hosts, instructions).atexit = False
+        #: held while a thread reads results, because any thread that waits for the GPU reads them
+        self._reading = threading.Lock()
         self._side = 0
         self._flag: Array | None = None
         self._fail: weakref.WeakMethod[Callable[[Compute, JobflowError], None]] | None = None
@@ -91,10 +94,11 @@ class AssertionResults:
 
     def raise_completed(self) -> None:
         """Raise the first error in the results that have been copied to the host; the updates run again afterwards."""
-        while self._pending and self._copied[self._pending[0]].done:
-            failures = _failures(self._hosts[self._pending.pop(0)], self.instructions)
-            if failures:
-                self._raise(*failures[0])
+        with self._reading:
+            while self._pending and self._copied[self._pending[0]].done:
+                failures = _failures(self._hosts[self._pending.pop(0)], self.instructions)
+                if failures:
+                    self._raise(*failures[0])
 
     def _raise(self, instruction: Compute, error: JobflowError) -> None:
         assert self._flag is not None and self._fail is not None

@@ -23,14 +23,16 @@ class Replays:
     def launches(self) -> list[Call]:
         """Return the calls of the next run.
 
-        The first run is not captured, because libraries allocate memory at their first call.
+        A run is captured after the first complete run, because libraries allocate memory at their first call.
         """
         if not self._ran:
-            self._ran = True
-            return self.calls
+            return [*self.calls, (self._note_run, ())]
         if self._launches is None:
             self._launches = self._with_graphs()
         return self._launches
+
+    def _note_run(self) -> None:
+        self._ran = True
 
     def _with_graphs(self) -> list[Call]:
         launches: list[Call] = []

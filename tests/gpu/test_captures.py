@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from without_gpu import host_runtime
 
 from jobflow.core.errors import JobflowError
+from jobflow.runtime.device import cuda_copies
 from jobflow.runtime.device.cuda_device import CudaDevice
 from jobflow.runtime.replays import Replays
 
@@ -70,7 +73,8 @@ def test_the_second_run_launches_graphs_in_place_of_runs_of_capturable_calls(dev
     log: list[str] = []
     calls: list[Any] = [(Launch(log, "a"), ()), (Launch(log, "b"), ()), (log.append, ("host",)), (Launch(log, "c"), ()), (log.append, ("end",))]
     replays = Replays(device, "job", calls)
-    for expected in (5, 4, 4):
+    assert [launch for launch, _ in replays.launches()[:5]] == [call for call, _ in calls], "the run before did not end"
+    for expected in (6, 4, 4):
         launches = replays.launches()
         assert len(launches) == expected
         for function, arguments in launches:
@@ -86,7 +90,9 @@ def test_error_of_a_capture_names_the_job_and_leaves_the_device_usable(device: C
             device.allocate(1 << 20)
 
     replays = Replays(device, "job train", [(Launch(log, "a"), ()), (Allocation(log, "b"), ())])
-    replays.launches()
+    for function, arguments in replays.launches():
+        function(*arguments)
+    log.clear()
     with pytest.raises(JobflowError, match=r"job train: a graph of 2 calls cannot be captured: .* while a stream is captured"):
         replays.launches()
     device.capture([(Launch(log, "c"), ())])()
@@ -118,3 +124,24 @@ def test_current_stream_is_that_of_the_device_after_allocations_and_captures(dev
     with device.on(device.new_stream()):
         device.allocate(1 << 20)
     assert fake_streams.current_stream().ptr == device.stream.ptr
+
+
+def test_threads_upload_through_the_same_page_locked_memory(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    copyto = np.copyto
+
+    def slow(*arguments: Any, **named: Any) -> None:
+        copyto(*arguments, **named)
+        time.sleep(1e-3)
+
+    monkeypatch.setattr(cuda_copies, "FIRST", 64)
+    monkeypatch.setattr(cuda_copies.np, "copyto", slow)
+    targets = [device.allocate(64) for _ in range(24)]
+
+    def upload(first: int) -> None:
+        device.activate()
+        for k in range(first, 24, 4):
+            device.upload(targets[k], np.full(64, k, np.uint8))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(upload, range(4)))
+    assert [set(target.get().tolist()) for target in targets] == [{k} for k in range(24)]

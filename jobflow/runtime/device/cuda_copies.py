@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -31,13 +32,16 @@ class Uploads:
         self._events = [new_event() for _ in range(SIDES)]
         self._recorded = [False] * SIDES
         self._side = self._used = 0
+        #: held until the copy has started, because an event after it protects the page-locked memory
+        self._lock = threading.Lock()
 
     def copy(self, target: Array, value: Array) -> None:
         """Copy `value` to a contiguous array of the same shape; `value` may be changed after return."""
         if target.nbytes <= LARGEST:
-            staged = self._take(target.nbytes).view(target.dtype).reshape(target.shape)
-            np.copyto(staged, value, casting="unsafe")
-            target.set(staged, stream=self._stream)
+            with self._lock:
+                staged = self._take(target.nbytes).view(target.dtype).reshape(target.shape)
+                np.copyto(staged, value, casting="unsafe")
+                target.set(staged, stream=self._stream)
             return
         source, flat = np.ascontiguousarray(value, target.dtype).reshape(-1), target.reshape(-1)
         step = LARGEST // target.itemsize
