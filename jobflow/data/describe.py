@@ -170,7 +170,10 @@ def suggested(columns: Sequence[Summary]) -> dict[str, Any]:
     lacking = [column for column in [*inputs, labels] if column.missing or column.wrong_cells]
     missing = {column.name: "drop" if column is labels else "mean" for column in lacking if column is labels or column.kind == "number"}
     empty = {column.name: "index" for column in lacking if column.name not in missing}
-    options = {"categories": categories, "missing": missing, "empty": empty}
+    # weights are float32; the numbers of text tables are, too
+    dtypes = {"features": "float32"} if any(column.kind == "number" and column.type not in ("", "float") for column in inputs) else {}
+    dtypes |= {"labels": "float32"} if labels.type == "double" else {}
+    options = {"categories": categories, "missing": missing, "empty": empty, "dtypes": dtypes}
     return {"fields": fields, **{name: option for name, option in options.items() if option}}
 
 

@@ -341,8 +341,10 @@ class Table(Samples):
         shapes, types = zip(*map(self._element, columns), strict=True)
         if not alone and any(shapes):
             raise ArgumentError(f'{self}: field "{field}": a column with several numbers per row must be a separate field')
-        element = own_dtype(np.result_type(*types), f'{self}: field "{field}"') if dtype is None else named_dtype(dtype, str(self))
-        if any(column in self._scale for column in columns) and not element.is_float:
+        scaled = any(column in self._scale for column in columns)
+        usual = np.float32 if scaled else np.result_type(*types)
+        element = own_dtype(np.dtype(usual), f'{self}: field "{field}"') if dtype is None else named_dtype(dtype, str(self))
+        if scaled and not element.is_float:
             raise ArgumentError(f'{self}: field "{field}" is {element.name}, and scale makes fractions; set dtypes to float32, or scale to none')
         return Field(shapes[0] if alone else (len(shapes),), element)
 
@@ -351,7 +353,7 @@ class Table(Samples):
         if column in self.categories:
             return (), np.int32
         shape, kind = ((), np.float32) if column in self._dates else self.column(column)
-        changed = column in self._scale or self._missing.get(column) in LEARNED
+        changed = self._missing.get(column) in LEARNED
         return shape, np.float32 if changed and np.dtype(kind).kind != "f" else kind
 
     def filling(self, column: str, dtype: np.dtype[Any]) -> Array | None:

@@ -20,7 +20,7 @@ import jobflow.nn.functional as functional
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ConfigError, ShapeError, counted, user_line
 from jobflow.core.imports import function_named
-from jobflow.core.types import Array, TensorType, bool_, char, float32, int8, int32, int64, uint8
+from jobflow.core.types import Array, TensorType, bool_, char, float32, float64, int8, int32, int64, uint8
 from jobflow.data.mixed_samples import OTHER, SHARE
 from jobflow.data.samples import Samples, Stream
 from jobflow.legacy.loss_functions import class_labels
@@ -279,5 +279,6 @@ def _like(what: str, scores: Any, labels: Any, dtype: Any) -> Any:
 
 
 def _mean_squared_error(what: str, scores: Any, labels: Any) -> dict[str, Any]:
-    difference = math.subtract(scores, _like(what, scores, labels, float32))
+    element = float64 if scores.tensor_type.dtype is float64 else float32
+    difference = math.subtract(scores, _like(what, scores, labels, element))
     return {"loss": math.reduce_mean(arrays.reshape(math.square(difference), [scores.tensor_type.shape[0], -1]), axis=1)}

@@ -62,6 +62,14 @@ def test_missing_values_follow_the_rule_of_their_column(tmp_path: Path, reader: 
         assert [samples.number_in_file(i) for i in range(4)] == [0, 2, 3, 5] and rows["labels"].tolist() == [0, 0, 1, 1]
 
 
+def test_a_scaled_field_is_float32_also_for_doubles_and_integers(tmp_path: Path, reader: str) -> None:
+    fields: dict[str, Any] = {"x": ["a", "b"], "y": "b", "labels": "labels"}
+    samples = opened(tmp_path, reader, fields=fields, missing={"a": 0}, scale={"a": "standard", "b": "minmax"})
+    assert [samples.fields[name].dtype.name for name in "xy"] == ["float32", "float32"]
+    samples = opened(tmp_path, reader, fields=fields, missing={"a": 0}, scale={"a": "standard"}, dtypes={"x": "float64"})
+    assert samples.fields["x"].dtype.name == "float64"
+
+
 def test_statistics_are_of_the_training_rows_and_other_readers_use_them(tmp_path: Path, reader: str) -> None:
     options: dict[str, Any] = {"fields": {"x": ["a", "b"], "labels": "labels"}, "missing": "mean", "scale": {"a": "standard", "b": "minmax"}}
     train = opened(tmp_path, reader, split="train", validation_every=3, **options)  # rows 1, 2, 4, 5

@@ -87,6 +87,7 @@ def test_parquet_arrays_images_and_texts_are_described(tmp_path: Path) -> None:
         "fields": {"features": ["a"], "labels": "k"},
         "categories": ["k"],
         "missing": {"a": "mean"},
+        "dtypes": {"features": "float32"},
     }
     np.savez(tmp_path / "z.npz", x=np.array([[1.0, np.nan], [3, 4]]), labels=[1, 0])
     described = describe_file(str(tmp_path / "z.npz"))

@@ -89,6 +89,18 @@ def test_a_loss_by_name_is_the_mean_over_the_samples(name: str, tmp_path: Path) 
     check_same(other, recorder, [1, 2], close=2e-5)
 
 
+def test_doubles_are_compared_with_scores_of_doubles(tmp_path: Path) -> None:
+    text = CONFIG.replace("  loss: softmax_cross_entropy", "  loss: mean_squared_error").replace("dropout: {rate: 0.25}", "dropout: {rate: 0}")
+    file = write_config(tmp_path, text)
+    for part in ("train", "validation"):
+        x = np.load(tmp_path / f"{part}.npz")["x"].astype(np.float64)
+        np.savez(tmp_path / f"{part}.npz", x=x, labels=x[:, :CLASSES])
+    config = loaded(file, tmp_path / "out", *SHORT)
+    outcome, _ = run(config)
+    scores, labels = predict(config, "validation").outputs["scores"], np.load(tmp_path / "validation.npz")["labels"]
+    assert scores.dtype == np.float64 and outcome.metrics["validation/loss"] == pytest.approx(np.square(scores - labels).mean(), rel=1e-6)
+
+
 def test_balanced_weights_follow_the_training_samples_and_are_saved(tmp_path: Path) -> None:
     file = write_config(tmp_path, CONFIG.replace("  layers:", "  class_weights: balanced\n  layers:"))
     config = loaded(file, tmp_path / "out", *SHORT)
