@@ -1,7 +1,7 @@
 """GPT-2 124M and ResNet-50 as both sides train them: sizes, initial weights, batches, learning rates.
 
 Weights and batches are NumPy arrays drawn from fixed seeds, so jobflow and PyTorch use the same initial values and batches.
-GPT-2 is that of Radford et al. (2019), with GELU by tanh, and its table of words padded to a multiple of 64.  ResNet-50 is that of He et al.
+GPT-2 follows Radford et al. (2019), with GELU by tanh, and with a word table padded to a multiple of 64.  ResNet-50 follows He et al.
 (2015), with the stride on the 3x3 convolution.
 """
 

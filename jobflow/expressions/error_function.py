@@ -69,15 +69,14 @@ def _centre(xp: Xp, x: Array) -> Array:
     return inside * _ratio(SMALL, inside * inside)
 
 
-def _special_functions(xp: Xp) -> Any:
-    """Return the special functions of another array module than NumPy, in a package named after it."""
-    return importlib.import_module(f"{xp.__name__}x.scipy.special")  # a slow import, needed on GPUs only
+def _cupy_special() -> Any:
+    return importlib.import_module("cupyx.scipy.special")  # a slow import, needed on GPUs only
 
 
 def erf(xp: Xp, x: Array) -> Array:
     """Return the error function of x, with a relative error below 5e-16 in float64."""
     if xp is not np:
-        return _special_functions(xp).erf(x)
+        return _cupy_special().erf(x)
     wide = x.astype(xp.float64)
     size = xp.abs(wide)
     far = xp.copysign(1.0 - _tail(xp, xp.maximum(size, 0.46875)), wide)
@@ -87,7 +86,7 @@ def erf(xp: Xp, x: Array) -> Array:
 def erfc(xp: Xp, x: Array) -> Array:
     """Return 1 - erf(x), with a relative error below 1e-15 in float64 even for small results."""
     if xp is not np:
-        return _special_functions(xp).erfc(x)
+        return _cupy_special().erfc(x)
     wide = x.astype(xp.float64)
     size = xp.abs(wide)
     tail = _tail(xp, xp.maximum(size, 0.46875))

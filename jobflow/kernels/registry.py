@@ -12,6 +12,7 @@ class come first.  The last tier has a kernel for every operation.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
@@ -71,12 +72,12 @@ class Implementation(Protocol):
         ...
 
 
-class PerTarget:
+class PerTarget(ABC):
     """Base class of implementations that depend on more of the target than its kind and its tier."""
 
+    @abstractmethod
     def on(self, target: Target) -> Any:
         """Return the implementation for this target."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class ProductMode:
 
     tf32           factors of float32 products are rounded to TF32
     deterministic  the sum of an element is never split among thread blocks
-    timed          the fastest algorithm is found by timing; otherwise ranks agree without communication
+    timed          the fastest algorithm is found by timing; otherwise all ranks use the first one, without communication
     """
 
     tf32: bool = False

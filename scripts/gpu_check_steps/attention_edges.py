@@ -1,4 +1,4 @@
-"""Attention with logarithms of sums near -100, at key lengths near multiples of 128, forward and backward, beside float64 on the host.
+"""Attention with logarithms of sums near -100, at key lengths near multiples of 128, forward and backward, compared with float64 on the host.
 
 A library once returned NaN there (cudnn-frontend#628).  On the stub, the kernels are bound and compiled, and compute nothing.
 """

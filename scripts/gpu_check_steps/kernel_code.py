@@ -187,7 +187,7 @@ def table(cache: ObjectCache | None) -> tuple[list[str], list[str]]:
     """Return the lines of the table, and the budgets that kernels exceed without a reason; `cache` keeps disassembled kernels."""
     kernels = list(hot_kernels())
 
-    def measured(kernel: HotKernel) -> Code:
+    def figures(kernel: HotKernel) -> Code:
         key = hashlib.sha256("\0".join([kernel.text, compiler_version(), *options(False), ARCHITECTURE]).encode()).hexdigest()
         listing = None if cache is None else cache.read(key)
         if listing is None:
@@ -197,7 +197,7 @@ def table(cache: ObjectCache | None) -> tuple[list[str], list[str]]:
         return code_of(listing.decode())
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        codes = list(pool.map(measured, kernels))
+        codes = list(pool.map(figures, kernels))
     lines = [f"{compiler_version()}, {ARCHITECTURE}", "kernel | blocks | threads | registers | spills | loads | stores | text"]
     problems = []
     for kernel, code in zip(kernels, codes, strict=True):

@@ -34,7 +34,7 @@ from jobflow.ops.op import types_tuple  # noqa: E402
 TOLERANCES = {"float32": 2e-5, "bfloat16": 1.6e-2}
 #: tokens, width, and width of the feed-forward network; small ones on the stub
 SIZES, SMALL = (1024, 768, 3072), (16, 24, 40)
-#: blocks of the GPT-2 on the stub, and the products of a block and of the head in a training step, beside attention
+#: blocks of the GPT-2 on the stub, and the products of a block and of the head in a training step, without those of attention
 BLOCKS, PRODUCTS_OF_A_BLOCK, PRODUCTS_OF_THE_HEAD = 2, 12, 3
 #: name, operation, and shapes of the inputs in letters: t tokens, w width, f width of the feed-forward network
 CASES = [

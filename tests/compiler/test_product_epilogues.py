@@ -1,4 +1,4 @@
-"""Products with the operations around them, and padded rows: what is merged, and that results do not change."""
+"""Products with the operations around them, and padded rows: the merged operations, and equal results."""
 
 from __future__ import annotations
 

@@ -178,18 +178,18 @@ static int checked(Product *p, Layout *a, Layout *b, Layout *c, Layout *d) {
 /* an algorithm: a mark, its number, splits of k, reduction scheme */
 static const uint64_t MARK = 0xa160;
 
-int cublasLtMatmulAlgoGetHeuristic(void *handle, Product *p, Layout *a, Layout *b, Layout *c, Layout *d, Preference *wanted, int most, Result *results, int *count) {
+int cublasLtMatmulAlgoGetHeuristic(void *handle, Product *p, Layout *a, Layout *b, Layout *c, Layout *d, Preference *preference, int most, Result *results, int *count) {
     stub_queries++;
     if (stub_capturing) return FAILED;
-    if (handle != (void *)0x17 || !wanted || wanted->magic != 3) return wrong("the handle or the preference");
+    if (handle != (void *)0x17 || !preference || preference->magic != 3) return wrong("the handle or the preference");
     int status = checked(p, a, b, c, d);
     if (status) return status;
-    stub_reductions = wanted->reductions;
+    stub_reductions = preference->reductions;
     *count = 0;
     if (stub_refused_epilogue && p->epilogue == stub_refused_epilogue) return NOT_SUPPORTED;
     for (int number = 0; number < 3 && number < most; number++) {
         int scheme = number == 1 ? 2 : 0; /* the second one splits k, and sums in the type of the arithmetic */
-        if (scheme && !(wanted->reductions & scheme)) continue;
+        if (scheme && !(preference->reductions & scheme)) continue;
         Result *result = &results[(*count)++];
         memset(result, 0, sizeof *result);
         uint64_t data[4] = {MARK, number, scheme ? 4 : 1, scheme};
@@ -243,9 +243,9 @@ int cublasLtMatmul(void *handle, Product *p, const void *alpha, const char *a, L
                 value *= by;
                 if (times != 0) value += times * loaded(c, product * lc->step + i + j * lc->leading, lc->type);
                 if (has_bias(p->epilogue) && !sum) value += loaded(p->bias, i, ld->type);
-                int64_t beside = i + j * p->aux_leading;
-                if (p->epilogue == GELU_AUX || p->epilogue == GELU_AUX_BIAS) store(p->aux, beside, ld->type, value);
-                if (p->epilogue == DGELU || p->epilogue == DGELU_BGRAD) value *= gelu_slope(loaded(p->aux, beside, ld->type));
+                int64_t at = i + j * p->aux_leading;
+                if (p->epilogue == GELU_AUX || p->epilogue == GELU_AUX_BIAS) store(p->aux, at, ld->type, value);
+                if (p->epilogue == DGELU || p->epilogue == DGELU_BGRAD) value *= gelu_slope(loaded(p->aux, at, ld->type));
                 else if (p->epilogue & GELU) value = gelu(value);
                 if (p->epilogue == DGELU_BGRAD) totals[i] += value;
                 store(d, product * ld->step + i + j * ld->leading, ld->type, value);

@@ -132,6 +132,20 @@ class ufunc:
         return wrapped(self._function.reduce(raw(array), axis, dtype, raw(out), keepdims))
 
 
+class UnownedMemory:
+    """Memory at an address that the caller owns, or that nothing reads and writes."""
+
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        self.ptr, self.size, self.device_id = ptr, size, device_id
+
+
+class MemoryPointer:
+    """An address in unowned memory."""
+
+    def __init__(self, mem: UnownedMemory, offset: int) -> None:
+        self.ptr, self.memory = mem.ptr + offset, Memory(mem.device_id)
+
+
 class Flags:
     """Of an array."""
 
@@ -173,11 +187,16 @@ class ndarray:
 
     __array_priority__ = 100
 
-    def __init__(self, shape: Any, dtype: Any = float, memptr: Pointer | None = None, strides: Any = None) -> None:
+    def __init__(self, shape: Any, dtype: Any = float, memptr: Pointer | MemoryPointer | None = None, strides: Any = None) -> None:
         if memptr is None:
             self.inner, self.memory = _room(shape, dtype), Memory(current.device)
             return
-        first, self.memory = memptr.ptr - memptr.whole.ctypes.data, memptr.memory
+        self.memory = memptr.memory
+        if isinstance(memptr, MemoryPointer):
+            interface = {"version": 3, "data": (memptr.ptr, False), "shape": tuple(shape), "typestr": np.dtype(dtype).str, "strides": strides}
+            self.inner = np.asarray(types.SimpleNamespace(__array_interface__=interface)).view(dtype)
+            return
+        first = memptr.ptr - memptr.whole.ctypes.data
         self.inner = np.ndarray(shape, dtype, memptr.whole, first, strides)
 
     @classmethod
@@ -354,8 +373,15 @@ def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
     return ndarray(shape, dtype)
 
 
+class PinnedMemoryPointer:
+    """Page-locked memory, which is the base of an array."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array, self.__array_interface__ = array, array.__array_interface__
+
+
 def empty_pinned(shape: Any, dtype: Any = float, order: str = "C") -> Any:
-    return np.full(shape, 77).astype(dtype)
+    return np.asarray(PinnedMemoryPointer(np.full(shape, 77).astype(dtype))).view(dtype)
 
 
 def memory_at(address: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
@@ -418,7 +444,9 @@ def modules(gpus: int) -> dict[str, types.ModuleType]:
     )
     memory = types.SimpleNamespace(OutOfMemoryError=MemoryError)
     vars(cuda).update(Device=Device, Stream=Stream, Event=Event, runtime=runtime, memory=memory, is_available=lambda: Gpus.count > 0)
-    vars(cuda).update(get_current_stream=current_stream)
+    vars(cuda).update(
+        get_current_stream=current_stream, UnownedMemory=UnownedMemory, MemoryPointer=MemoryPointer, PinnedMemoryPointer=PinnedMemoryPointer
+    )
     vars(nccl).update(available=False)  # not in vars(cuda) before it is imported, as with CuPy
     vars(cupyx).update(empty_pinned=empty_pinned, scipy=scipy)
     vars(scipy).update(special=special)

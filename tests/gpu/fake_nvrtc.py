@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import shutil
+import sys
 import tempfile
 import types
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_cublas
+import fake_cupy
 import host_cuda
+import pytest
 from fake_streams import Stream
+
+from jobflow.kernels.cuda import compiled_text
 
 #: address -> library and name of a function
 _FUNCTIONS: dict[int, tuple[Any, str]] = {}
@@ -62,3 +70,13 @@ def modules() -> dict[str, types.ModuleType]:
     vars(nvrtc).update(getVersion=lambda: ("by g++",))
     vars(driver).update(launchKernel=launch_kernel)
     return {module.__name__: module for module in all_modules}
+
+
+@contextlib.contextmanager
+def installed(monkeypatch: pytest.MonkeyPatch, cupy: dict[str, types.ModuleType] | None = None) -> Iterator[Any]:
+    """Replace CuPy by its imitation, whose kernels g++ compiles, in this context; `cupy` are its modules, by default for one GPU."""
+    for name, module in ((fake_cupy.modules(1) if cupy is None else cupy) | fake_cublas.modules() | modules()).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    compiled_text.compiler.cache_clear()
+    yield sys.modules["cupy"]
+    compiled_text.compiler.cache_clear()

@@ -131,7 +131,9 @@ def lines() -> list[str]:
     for text, number in layer.items():
         rest[text] -= SIZE.blocks * number
     text_lines = ["# matrix products of GPT-2 with one sequence of 1,024 tokens in bfloat16; made by record_products.py"]
-    text_lines.append(f"a layer has {phases(layer)} products beside attention; without cublasLt {phases(products(plain_large) - products(plain))}")
+    text_lines.append(
+        f"a layer has {phases(layer)} products without those of attention; without cublasLt {phases(products(plain_large) - products(plain))}"
+    )
     others, plain_others = separate(large) - separate(small), separate(plain_large) - separate(plain)
     text_lines.append(f"separate kernels of a layer: {_named(others)}; without cublasLt {_named(plain_others)}")
     text_lines.append(f"leading dimensions that are no multiple of 8: {unaligned(large)}; without cublasLt {unaligned(plain_large)}")

@@ -34,7 +34,7 @@ def data(*shape: int, seed: int = 0) -> Any:
 
 
 def on(device: str, *shapes: tuple[int, ...], grad: bool = False) -> tuple[Any, ...]:
-    """Tensors of positive numbers."""
+    """Return tensors of positive numbers."""
     return tuple(flow.tensor(data(*shape, seed=k), device=device, requires_grad=grad) for k, shape in enumerate(shapes))
 
 
@@ -118,7 +118,7 @@ def in_place(device: str) -> Any:
 
 @case
 def scalars_of_the_host(device: str) -> Any:
-    """Numbers, and tensors of one element on the host, go with tensors on a GPU."""
+    """Combine tensors on a GPU with numbers, and with tensors of one element on the host."""
     (x,) = on(device, (3,))
     return [x + flow.tensor(2.0), flow.tensor(3.0) * x, x + np.float32(1), flow.maximum(x, flow.tensor(1.0)), x.clamp(max=1.0)]
 
@@ -177,7 +177,7 @@ def gradients_of_gradients(device: str) -> Any:
 
 @case
 def gradients_through_devices(device: str) -> Any:
-    """A leaf on the host has its gradient there."""
+    """Compute gradients of a leaf on the host, on the host."""
     x = flow.tensor(data(3), requires_grad=True)
     y = (x.to(device) * 2).sum()
     y.backward()
@@ -266,7 +266,7 @@ def optimizers(device: str) -> Any:
 
 @case
 def states(device: str) -> Any:
-    """Modules, optimizers and tensors are saved and loaded in both directions."""
+    """Save and load modules, optimizers and tensors in both directions."""
     model, other = network().to(device), network()
     with flow.no_grad():
         for p in model.parameters():

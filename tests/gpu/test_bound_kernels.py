@@ -1,14 +1,11 @@
-"""Operations bound for a GPU, on a pretended CuPy whose kernels g++ compiles, give what they give on NumPy."""
+"""Operations bound for a GPU, on a simulated CuPy whose kernels g++ compiles, equal NumPy."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_cublas
-import fake_cupy
 import fake_nvrtc
 import host_cuda
 import numpy as np
@@ -16,7 +13,6 @@ import pytest
 from on_device import OPS, Bench, bound, cases, check_op, host_results, put
 
 from jobflow.core.types import type_of
-from jobflow.kernels.cuda import compiled_text
 from jobflow.ops.op import Sample, types_tuple
 
 pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
@@ -32,12 +28,9 @@ BOUND = (
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    for name, module in (fake_cupy.modules(1) | fake_cublas.modules() | fake_nvrtc.modules()).items():
-        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("JOBFLOW_CACHE", str(tmp_path))
-    compiled_text.compiler.cache_clear()
-    yield sys.modules["cupy"]
-    compiled_text.compiler.cache_clear()
+    with fake_nvrtc.installed(monkeypatch) as cupy:
+        yield cupy
 
 
 @pytest.mark.full

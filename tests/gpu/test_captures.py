@@ -1,4 +1,4 @@
-"""Captured graphs: what the stub GPU with real CuPy refuses, and replays on the imitation of CuPy."""
+"""Captured graphs: calls that the stub GPU with real CuPy refuses, and replays on the imitation of CuPy."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_split_sums_need_a_whole_number_of_blocks(cupy: Any, imitation: Imitatio
     assert imitation["reductions"] == reductions
 
 
-def test_failures_raise(cupy: Any, imitation: Imitation) -> None:
+def test_a_failed_call_names_product_function_and_status(cupy: Any, imitation: Imitation) -> None:
     inputs, y = product_of(cupy)
     calls = registry.bind(MatMul(), target_with(timed=False), Bench(cupy), inputs, [y])
     imitation["status"] = 13

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import fake_cublas
-import fake_cupy
 import fake_nvrtc
 import host_cuda
 import numpy as np
@@ -19,7 +15,6 @@ from on_device import Bench, host_results, put
 
 from jobflow.core.types import type_of
 from jobflow.kernels import registry
-from jobflow.kernels.cuda import compiled_text
 from jobflow.kernels.cuda.eager_launches import prepare
 from jobflow.kernels.target import target_of
 from jobflow.ops.arithmetic import Add
@@ -31,34 +26,11 @@ from jobflow.ops.softmax import Softmax
 pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
 
 
-class StandIn:
-    """An array without memory, at an address."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, memptr: Any, strides: Any) -> None:
-        example = np.empty(shape, dtype)
-        self.shape, self.dtype, self.size, self.ndim = shape, example.dtype, example.size, example.ndim
-        self.itemsize, self.nbytes = example.itemsize, example.nbytes
-        self.strides = example.strides if strides is None else strides
-        self.data, self.device = memptr, SimpleNamespace(id=0)
-
-
-#: makes stand-ins
-STAND_INS = SimpleNamespace(
-    ndarray=StandIn,
-    cuda=SimpleNamespace(
-        UnownedMemory=lambda address, nbytes, owner, device: address, MemoryPointer=lambda address, offset: SimpleNamespace(ptr=address + offset)
-    ),
-)
-
-
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    for name, module in (fake_cupy.modules(1) | fake_cublas.modules() | fake_nvrtc.modules()).items():
-        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("JOBFLOW_CACHE", str(tmp_path))
-    compiled_text.compiler.cache_clear()
-    yield sys.modules["cupy"]
-    compiled_text.compiler.cache_clear()
+    with fake_nvrtc.installed(monkeypatch) as cupy:
+        yield cupy
 
 
 def rows(array: Any) -> Any:
@@ -91,7 +63,7 @@ def test_launches_run_on_other_memory(cupy: Any, op: Op, shapes: list[tuple[int,
         return arrays, [put(cupy, a, order) for a in arrays], [cupy.empty(type.shape, type.dtype.numpy) for type in types]
 
     _, first, outputs = arguments(0)
-    launches = prepare(partial(registry.bind, op, target_of("gpu")), STAND_INS, 0, first, outputs)
+    launches = prepare(partial(registry.bind, op, target_of("gpu")), cupy, 0, first, outputs)
     assert launches is not None
     for seed in (10, 20):
         arrays, inputs, outputs = arguments(seed)
@@ -100,9 +72,9 @@ def test_launches_run_on_other_memory(cupy: Any, op: Op, shapes: list[tuple[int,
             np.testing.assert_allclose(ours.get(), theirs, rtol=1e-5)
 
 
-def test_an_output_that_is_an_input(cupy: Any) -> None:
+def test_an_output_can_be_an_input(cupy: Any) -> None:
     x, y = (put(cupy, random_values(k, 4, 4), rows) for k in range(2))
-    launches = prepare(partial(registry.bind, Add(), target_of("gpu")), STAND_INS, 0, [x, y], [x])
+    launches = prepare(partial(registry.bind, Add(), target_of("gpu")), cupy, 0, [x, y], [x])
     assert launches is not None
     a, b = random_values(7, 4, 4), random_values(8, 4, 4)
     x, y = put(cupy, a, rows), put(cupy, b, rows)
@@ -117,6 +89,5 @@ def test_calls_of_libraries_and_empty_arrays_are_bound_at_each_run(cupy: Any) ->
     def library(device: Any, inputs: Any, outputs: Any) -> Any:
         return [(print, (inputs[0],))]
 
-    assert prepare(library, STAND_INS, 0, [x], [x]) is None
-    assert prepare(partial(registry.bind, Add(), target_of("gpu")), STAND_INS, 0, [empty, empty], [empty]) is None
-    assert prepare(library, SimpleNamespace(cuda=SimpleNamespace()), 0, [x], [x]) is None
+    assert prepare(library, cupy, 0, [x], [x]) is None
+    assert prepare(partial(registry.bind, Add(), target_of("gpu")), cupy, 0, [empty, empty], [empty]) is None

@@ -12,7 +12,7 @@ def rows() -> dict[str, list[str]]:
     return {line.split(" | ")[0]: line.split(" | ") for line in lines}
 
 
-def test_recorded_texts_are_printed_today() -> None:
+def test_printed_texts_equal_the_record() -> None:
     recorded = {name: (row[1], row[2], row[7]) for name, row in rows().items()}
     printed = {kernel.name: (str(kernel.blocks), str(kernel.threads), kernel.fingerprint) for kernel in hot_kernels()}
     assert printed == recorded, "write the table again in the environment of gpu_check dry: scripts/gpu_check_steps/kernel_code.py --write"

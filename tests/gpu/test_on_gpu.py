@@ -139,7 +139,7 @@ class TestTensorsElsewhere:
         with pytest.raises(JobError, match="requires gradients"):
             device.xp.from_dlpack(x)
 
-    def test_statistics_and_properties(self) -> None:
+    def test_statistics_count_tensors(self) -> None:
         before = flow.cuda.memory_allocated()
         x = flow.zeros(1 << 20, device="cuda")
         assert flow.cuda.memory_allocated() >= before + (4 << 20) and flow.cuda.max_memory_allocated() >= flow.cuda.memory_allocated()
@@ -149,7 +149,7 @@ class TestTensorsElsewhere:
         properties = flow.cuda.get_device_properties()
         assert properties.major >= 7 and properties.total_memory > 0 and flow.cuda.get_device_capability() == properties[3:]
 
-    def test_streams_and_events(self) -> None:
+    def test_events_time_the_operations_between_them(self) -> None:
         first, last = flow.cuda.Event(enable_timing=True), flow.cuda.Event(enable_timing=True)
         first.record()
         with flow.cuda.stream(flow.cuda.Stream()):
@@ -158,7 +158,7 @@ class TestTensorsElsewhere:
         last.synchronize()
         assert first.elapsed_time(last) >= 0 and last.query() and flow.cuda.current_stream().cuda_stream and x.is_cuda
 
-    def test_page_locked_memory(self) -> None:
+    def test_pinned_tensors_are_page_locked(self) -> None:
         x = flow.ones(100).pin_memory()
         assert x.is_pinned() and x.pin_memory() is x and not flow.ones(3).is_pinned() and x.to("cuda", non_blocking=True).is_cuda
 

@@ -18,7 +18,7 @@ def test_a_plan_has_the_recorded_counts(model: tuple[str, str, str]) -> None:
     assert plan_counts.line(*model) == f"{name}; {RECORDED[name]}", "write an intended change with python tests/gpu/plan_counts.py --write"
 
 
-def test_every_cast_alone_converts_a_weight() -> None:
+def test_separate_casts_convert_weights() -> None:
     """Other casts are computed by the kernels and products that read or write their values."""
     for name, figures in RECORDED.items():
         columns = dict(figure.rsplit(" ", 1) for figure in figures.split("; "))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_cublas
-import fake_cupy
 import fake_nvrtc
 import fake_streams
 import host_cuda
@@ -21,7 +18,6 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
 from jobflow.engine.session import current_session
-from jobflow.kernels.cuda import compiled_text
 from jobflow.kernels.cuda.guarded_launches import guarded_text
 from jobflow.program.commands import executors_of
 
@@ -33,15 +29,11 @@ pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, module in (fake_cupy.modules(1) | fake_cublas.modules() | fake_nvrtc.modules()).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    compiled_text.compiler.cache_clear()
     before = fake_streams.current.device
-    with scope.using(root=scope.Root()):
+    with fake_nvrtc.installed(monkeypatch), scope.using(root=scope.Root()):
         flow.config.gpu_device_num(1)
         yield
         flow.clear_default_session()
-    compiled_text.compiler.cache_clear()
     fake_streams.current.device = before
     fake_streams.current.streams.clear()
 

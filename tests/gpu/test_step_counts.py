@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "gpu_steps.md"
-#: models whose speed is measured
+#: models of the comparison with PyTorch
 TARGETS = ("GPT-2 124M, bfloat16, 1 x 1,024 tokens", "ResNet-50, bfloat16, 2 images")
 
 

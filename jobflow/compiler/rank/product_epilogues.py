@@ -20,7 +20,7 @@ from jobflow.ops.scalar import Cast
 
 #: index of the first input with the element type of the result
 FIRST_ADDED = 2
-#: stands for the result, instead of the index of a factor
+#: marks the result, in place of the index of a factor
 RESULT = -1
 
 

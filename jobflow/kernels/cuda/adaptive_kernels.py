@@ -12,7 +12,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cuda.compiled_text import compiler
 from jobflow.kernels.cuda.fused import placeholders
-from jobflow.kernels.cuda.kernel_text import THREADS, functions_for
+from jobflow.kernels.cuda.kernel_text import THREADS, with_functions
 from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.pooling_kernels import addresses
 from jobflow.kernels.cuda.primitives import from_memory, stored_type, to_memory, value_type
@@ -42,8 +42,7 @@ class AdaptiveKernel:
 
 def print_adaptive(op: Op, arrays: Sequence[Array], name: str = NAME) -> str:
     """Print the kernel of an operation; the arrays are its input and its output."""
-    body = "\n".join(_lines(op, arrays, name)) + "\n"
-    return "\n\n".join([*functions_for(body), body])
+    return with_functions("\n".join(_lines(op, arrays, name)) + "\n")
 
 
 def _lines(op: Op, arrays: Sequence[Array], name: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ from typing import Any
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, bool_, dtype_of, float32
 from jobflow.expressions.philox import MASK, MULTIPLIERS, WEYL, key_of
-from jobflow.kernels.cuda.kernel_text import functions_for
+from jobflow.kernels.cuda.kernel_text import with_functions
 from jobflow.kernels.cuda.primitives import from_memory, literal, stored_type, to_memory
 from jobflow.ops.attention import Attention, AttentionBase
 
@@ -346,7 +346,7 @@ class AttentionText:
         bodies = {self.name: FORWARD} if self.is_forward else {f"{self.name}_{part}": body for part, body in BACKWARD.items()}
         texts = [f"{self._head(name)} {{{body.substitute(words)}}}\n" for name, body in bodies.items()]
         body = "\n\n".join([_SUM_OF_ROW, *([self._random()] if self.op.rate else []), *texts])
-        return "\n\n".join([*functions_for(body), body])
+        return with_functions(body)
 
     def _head(self, name: str) -> str:
         pointers = [f"{'const ' if i < self.inputs else ''}{self._stored(each)} *__restrict__ {each}" for i, each in enumerate(self.arrays)]

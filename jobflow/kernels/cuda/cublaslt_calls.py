@@ -1,6 +1,6 @@
 """Prepared calls of cublasLt: descriptors made at binding, and one algorithm for each product.
 
-The algorithm is chosen before a step runs, because cublasLt cannot be asked while a stream is captured.  cublasLt proposes up to eight algorithms.
+The algorithm is chosen before a step runs, because cublasLt cannot propose algorithms while a stream is captured.  It proposes up to eight.
 In a program of one rank, they are timed on the GPU.  The kernel cache keeps the fastest, by the version of the library, the GPU and the shapes.
 Programs of several ranks, and deterministic ones, use the first proposal: ranks that compute the same value must compute the same bits.
 A call that fails raises an error; no other algorithm takes its place.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, DType
+from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.ops.op import Binding, Call
 
 #: the first address of stand-ins, larger than addresses of memory and smaller than those of index operands
@@ -79,7 +80,7 @@ def prepare(bind: Binding, xp: Any, index: int, inputs: Sequence[Array], outputs
     input in every run; other operands must not share memory with it.
     """
     operands = [*inputs, *outputs]
-    if not all(a.size for a in operands) or not hasattr(xp.cuda, "UnownedMemory"):
+    if not all(a.size for a in operands):
         return None
     stand_ins = _StandIns(xp, index)
     stands = [stand_ins.array(tuple(a.shape), a.dtype, tuple(a.strides), a.data.ptr % ALIGNMENT) for a in operands]
@@ -90,7 +91,7 @@ def prepare(bind: Binding, xp: Any, index: int, inputs: Sequence[Array], outputs
     addresses += [_base(k) for k in range(len(stands), len(stands) + len(stand_ins.scratches))]
     launches: list[tuple[Call, Sequence[Slot]]] = []
     for function, arguments in calls:
-        if type(function).__name__ != "KernelLaunch" or len(arguments) != 3:
+        if not isinstance(function, KernelLaunch):
             return None
         slots = _slots(arguments[2], addresses)
         if slots is None:

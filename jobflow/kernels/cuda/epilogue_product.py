@@ -20,7 +20,7 @@ from jobflow.ops.pointwise import ElementwiseGrad, sample_data
 from jobflow.ops.scalar import Cast
 
 T = TypeVar("T")
-#: the matrix whose rows are added up beside the product, "" for none
+#: the matrix whose rows the same call sums, "" for none
 Summed: TypeAlias = Literal["", "a", "b", "y"]
 #: an activation after the product, or the derivative of one as a factor of the product
 Gelu: TypeAlias = Literal["", "forward", "gradient"]

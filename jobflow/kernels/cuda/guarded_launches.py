@@ -1,4 +1,4 @@
-"""Kernels that return at once while a flag in device memory is set, so that the host need not know whether they run."""
+"""Kernels that return at once while a flag in device memory is set, so the host launches them without reading the flag."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ _TEXTS: dict[Kind, type[KernelText]] = {"elements": ElementText, "rows": RowText
 def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NAME) -> str:
     """Print the text of the kernel for lowered outputs, with the functions that it calls."""
     body = _TEXTS[form.kind](outputs, form, name).text() + "\n"
-    return "\n\n".join([*functions_for(body), body])
+    return with_functions(body)
 
 
-def functions_for(body: str) -> list[str]:
-    """Return the device functions that `body` calls, each after the functions that it calls itself."""
+def with_functions(body: str) -> str:
+    """Return the text with the device functions that it calls before it, each after the functions that it calls itself."""
     result: dict[str, str] = {}
 
     def collect(text: str) -> None:
@@ -44,4 +44,4 @@ def functions_for(body: str) -> list[str]:
                 result[function] = source
 
     collect(body)
-    return list(result.values())
+    return "\n\n".join([*result.values(), body])

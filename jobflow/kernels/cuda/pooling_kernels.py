@@ -17,7 +17,7 @@ from jobflow.kernels.argument_block import address
 from jobflow.kernels.cuda.compiled_text import compiler
 from jobflow.kernels.cuda.fused import placeholders
 from jobflow.kernels.cuda.kernel_form import THREADS, WIDEST
-from jobflow.kernels.cuda.kernel_text import functions_for
+from jobflow.kernels.cuda.kernel_text import with_functions
 from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.primitives import from_memory, literal, stored_type, to_memory, value_type
 from jobflow.kernels.registry import register
@@ -67,7 +67,7 @@ def print_pooling(op: Op, arrays: Sequence[Array], name: str = NAME) -> str:
     pointers = [f"{'const ' if k < len(arrays) - 1 else ''}{stored_type(text.dtype)} *__restrict__ {pointer}" for k, pointer in enumerate(text.names)]
     head = [f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(', f"    {', '.join(pointers)}) {{"]
     body = "\n".join([*head, *text.lines(), "}"]) + "\n"
-    return "\n\n".join([*functions_for(body), body])
+    return with_functions(body)
 
 
 class _Pooling:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, dtype_of, float32, float64
-from jobflow.kernels.cuda.kernel_text import THREADS, functions_for
+from jobflow.kernels.cuda.kernel_text import THREADS, with_functions
 from jobflow.kernels.cuda.primitives import from_memory, stored_type, to_memory, value_type
 from jobflow.ops.op import Op
 from jobflow.ops.running_extremes import CumExtreme, LogCumSumExp
@@ -116,8 +116,7 @@ def by_blocks(op: Op, arrays: Sequence[Array]) -> bool:
 
 def print_scan(op: Op, arrays: Sequence[Array], name: str = NAME) -> str:
     """Print the kernel of an operation for arrays with these layouts; inputs come before outputs."""
-    body = "\n".join(_lines(op, arrays, name)) + "\n"
-    return "\n\n".join([*functions_for(body), body])
+    return with_functions("\n".join(_lines(op, arrays, name)) + "\n")
 
 
 def _lines(op: Op, arrays: Sequence[Array], name: str) -> Iterator[str]:

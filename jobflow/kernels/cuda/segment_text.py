@@ -13,7 +13,7 @@ atomic additions.
 from __future__ import annotations
 
 from jobflow.core.types import DType
-from jobflow.kernels.cuda.kernel_text import THREADS, functions_for
+from jobflow.kernels.cuda.kernel_text import THREADS, with_functions
 from jobflow.kernels.cuda.primitives import from_memory, stored_type, to_memory, value_type
 
 #: bits ordered by one pass of the sort, and the values of a digit
@@ -184,7 +184,7 @@ def print_segments(dtype: DType, together: str = "sum") -> str:
     y[i] = {to_memory(f"({value})all", dtype)};
   }}
 }}"""
-    return "\n\n".join([*functions_for(body), body]) + "\n"
+    return with_functions(body) + "\n"
 
 
 #: C text of the combination of the result so far, `all`, with the next entry, `one`

@@ -13,7 +13,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cuda.compiled_text import compiler
 from jobflow.kernels.cuda.fused import placeholders
-from jobflow.kernels.cuda.kernel_text import THREADS, functions_for
+from jobflow.kernels.cuda.kernel_text import THREADS, with_functions
 from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.pooling_kernels import addresses
 from jobflow.kernels.cuda.primitives import from_memory, stored_type, to_memory, value_type
@@ -50,8 +50,7 @@ class SortKernel:
 
 def print_sort(op: Ordering, arrays: Sequence[Array], name: str = NAME) -> str:
     """Print the kernel of a sort; the arrays are x, the values and the indices."""
-    body = "\n".join(_lines(op, arrays, name)) + "\n"
-    return "\n\n".join([*functions_for(body), body])
+    return with_functions("\n".join(_lines(op, arrays, name)) + "\n")
 
 
 def _lines(op: Ordering, arrays: Sequence[Array], name: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from jobflow.expressions.language import Expression, in_order
@@ -15,7 +16,7 @@ from jobflow.kernels.row_phases import Phase, of_columns, phases, position
 FIRST, EACH = "k", "e"
 
 
-class KernelText:
+class KernelText(ABC):
     """A kernel under construction; subclasses print the loops."""
 
     def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str) -> None:
@@ -45,8 +46,9 @@ class KernelText:
         self.body()
         return self._function()
 
+    @abstractmethod
     def body(self) -> None:
-        raise NotImplementedError
+        """Print the loops."""
 
     # -------------------------------------------------------------------------------------- parameters
 
@@ -175,7 +177,8 @@ class KernelText:
         self._store(stores, FIRST)
 
     def added(self, phase: Phase) -> None:
-        """Print the addition of an element to the reductions of a phase."""
+        """Print the addition of an element to the reductions of a phase; kernels of elements have none."""
+        assert not phase.reductions and not phase.columns
 
     def _vector(self, operand: int) -> str:
         return f"Vector<{stored_type(self.operands[operand].dtype)}, {self.form.vector}>"

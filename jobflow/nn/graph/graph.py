@@ -269,7 +269,7 @@ class Graph:
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
         local = all(layout is None for layout in layouts)
         gpu = self._gpu(here, building.tensors, arguments)
-        # a rank does not know the devices of other ranks, and all ranks need the same program
+        # all ranks need the same program, and the devices of other ranks are not part of the state
         target = CPU if gpu is None or (here.rank.size > 1 and not local) else gpu.target
         graph = logical(replace(first.program, tail=tail, whole=batch), first.outputs, target).graph
         schedules = self._schedules

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, NamedTuple
 
 
@@ -98,9 +99,11 @@ def from_foreign(source: Any) -> Any:
 
 def is_pinned(array: Any) -> bool:
     """Return True for a NumPy array in page-locked memory."""
-    base = array
+    if "cupy" not in sys.modules:  # a program without a GPU does not import CuPy
+        return False
+    pinned, base = _cupy().cuda.PinnedMemoryPointer, array
     while base is not None:
-        if type(base).__name__ == "PinnedMemoryPointer":
+        if isinstance(base, pinned):
             return True
         base = getattr(base, "base", None)
     return False

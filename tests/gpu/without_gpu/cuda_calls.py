@@ -11,7 +11,7 @@ from typing import Any
 from captures import UNSUPPORTED, Captures, error
 
 VERSION = 13000
-#: bytes; the alignment of what cudaMalloc gives
+#: alignment in bytes of memory from cudaMalloc
 ALIGNMENT = 512
 #: a GPU of compute capability 9.0 with 132 multiprocessors, by the numbers of cudaDeviceAttr
 ATTRIBUTES = {75: 9, 76: 0, 16: 132, 10: 32, 1: 1024, 8: 49152}

@@ -106,7 +106,7 @@ def _mlp() -> tuple[Any, Any]:
 
 
 def _target_model(model: str, batch: int) -> tuple[Any, Any]:
-    """A step of a model whose speed is measured, in bfloat16."""
+    """Return a step of a model of the comparison with PyTorch, in bfloat16."""
     sys.path.append(str(ROOT / "benchmarks" / "gpu"))
     import jobflow_models
     import workloads
