@@ -300,7 +300,9 @@ def formatted(x: Tensor, spec: str) -> str:
     """
     if not x.ndim and x.traced is None:
         building = building_now()
-        return format(item(x) if building is None or building.differentiates else _only(x, "format", _elements), spec)
+        if building is None or building.differentiates:
+            return format(item(x), spec)
+        return format(_only(x, "format", lambda x, what: _elements(x, what, building)), spec)
     if spec and spec[-1] in "bcdeEfFgGnoxX%":
         raise ShapeError(
             f"format at {user_line()}: the format {spec!r} needs a single element; got {x.tensor_type}; format x.mean(), or each of x.tolist()"

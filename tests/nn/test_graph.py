@@ -254,6 +254,12 @@ def test_arguments_and_results_may_be_nested() -> None:
     assert on_ranks(1, program) == [(4.0, None, 1.0, tuple, 2.0)]
 
 
+def test_values_from_outside_are_formatted_in_build() -> None:
+    outside, texts = tensor(3.0), []
+    graph_of(lambda x: texts.append(f"{outside:.2f}") or x * 2.0)(tensor([1.0]))
+    assert texts == ["3.00"]
+
+
 @with_ranks(2)
 def test_other_argument_types_raise_with_the_expected_ones() -> None:
     here = placement("cpu", [0, 1])
