@@ -220,15 +220,6 @@ class TestDevices:
         (p * 2).sum().backward()
         assert p.grad is not None and p.grad.tolist() == [6, 6, 6] and Add() not in operations
 
-    def test_threads_take_turns_to_use_the_memory_of_uploads(self, gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        flow.ones(1, device="cuda")
-        device = state().gpus[0].device
-        copy, locked = device._uploads.copy, []
-        monkeypatch.setattr(device._uploads, "copy", lambda *arrays: (locked.append(device._uploading.locked()), copy(*arrays)))
-        flow.tensor([1.0]).to("cuda")
-        device.constant(np.ones(1))  # graphs
-        assert locked == [True, True]
-
     def test_nested_blocks_of_one_device_restore_the_current_device(self, gpus: None) -> None:
         block = flow.cuda.device(1)
         with block, block:

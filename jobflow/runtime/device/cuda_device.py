@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import platform
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -82,8 +81,6 @@ class CudaDevice:
         self._binding = self.stream
         self._memory = CudaMemory(self._cupy, index, self.stream)
         self._scratches: dict[int, Scratch] = {}
-        #: held while a thread uses the page-locked memory of uploads, which graphs, ranks and eager tensors share
-        self._uploading = threading.Lock()
         #: called after a wait of the host, for example to raise an error that the GPU has reported meanwhile
         self.after_waits: list[WeakMethod[Callable[[], None]]] = []
 
@@ -186,8 +183,7 @@ class CudaDevice:
             return
         # CuPy copies from the host to contiguous arrays only
         contiguous = target if target.flags.c_contiguous else self._cupy.empty(target.shape, target.dtype)
-        with self._uploading:
-            self._uploads.copy(contiguous, value)
+        self._uploads.copy(contiguous, value)
         if contiguous is not target:
             target[...] = contiguous
 
