@@ -19,6 +19,7 @@
     write           turn writes of variables into instructions        -> RankProgram
     zero_copy       read arguments in place                           -> RankProgram
     fuse            merge small instructions                          -> RankProgram
+    convert_images  copy images whose memory order must change        -> RankProgram
     order           separate body and epilogue                        -> Ordered
     overlap         transfer data during computation                  -> Ordered
     form_regions    fuse operations that share data                   -> Ordered
@@ -49,6 +50,7 @@ from jobflow.compiler.layouts.break_hazards import break_hazards
 from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.layouts.shared_variables import divide_updates
+from jobflow.compiler.rank.channels_last import convert_images
 from jobflow.compiler.rank.fuse import fuse
 from jobflow.compiler.rank.local import RankProgram
 from jobflow.compiler.rank.lower import lower
@@ -101,7 +103,7 @@ def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Rank
     shared = frozenset(name for name, slot in memory.slots.items() if is_common(slot.buffer))
     physical = divide_updates(physical, shared, memory.io_buffers)
     physical = view_shared_arguments(physical) if memory.io_buffers else physical
-    return fuse(zero_copy_feeds(write(lower(physical, memory, target)), memory))
+    return convert_images(fuse(zero_copy_feeds(write(lower(physical, memory, target)), memory)))
 
 
 def ordered_program(physical: Physical, memory: RankMemory, target: Target) -> Ordered:

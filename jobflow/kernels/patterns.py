@@ -95,7 +95,8 @@ class Formats:
     strided         write into strided memory about as fast as into dense memory
     any_order       accept matrices in column-major order as well as in row-major order
     columns         predicates: columns[class](op, *types) is True if a matrix output is computed faster in column-major order
-    images          are fastest on values [n,c,*spatial] stored with n innermost
+    images          are fastest on values [n,c,*spatial] stored with n innermost, or with c innermost if `channels_last`
+    channels_last   images are stored in the order n, *spatial, c, and filters [o,c,*kernel] in the order o, *kernel, c
     fewest_samples  smallest n to store with n innermost; with fewer samples, vectors are not full
     products        have operands whose rows are padded
     rows            pairs (length, multiple): rows of at least this length are padded to the multiple; the first pair that fits applies
@@ -105,6 +106,7 @@ class Formats:
     any_order: tuple[type[Op], ...] = ()
     columns: Mapping[type[Op], Callable[..., bool]] = field(default_factory=dict)
     images: tuple[type[Op], ...] = ()
+    channels_last: bool = False
     fewest_samples: int = 0
     products: tuple[type[Op], ...] = ()
     rows: tuple[tuple[int, int], ...] = ()

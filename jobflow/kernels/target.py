@@ -114,7 +114,7 @@ def _gpu_target(tier: Tier, products: ProductMode) -> Target:
         return Target("cuda", tier, alignment=256)
     # merged operations are rounded once, which "exact" excludes
     merges = tier == "nvrtc" and import_module("jobflow.kernels.cuda.cublaslt_library").find().library is not None
-    tables = "jobflow.kernels.cuda.product_patterns" if merges else "jobflow.kernels.patterns"
+    tables = "jobflow.kernels.cuda.product_patterns" if merges else "jobflow.kernels.cuda.image_patterns"
     return Target("cuda", tier, alignment=256, tables=tables, fusion=FusionLimits(), products=products)
 
 

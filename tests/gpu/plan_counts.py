@@ -98,7 +98,7 @@ def gpu_plan(job: Any, tables: str) -> Plan:
 
 SIZES = {"GPT, 2 blocks": SMALL, "GPT-2 124M, 1 x 1,024": GPT2_124M}
 TYPES = {"float32": None, "bfloat16": flow.bfloat16}
-TABLES = {"cublas": "patterns", "cublasLt": "cuda.product_patterns"}
+TABLES = {"cublas": "cuda.image_patterns", "cublasLt": "cuda.product_patterns"}
 #: a model, its element type of products, and the library of products
 MODELS = tuple(product(SIZES, TYPES, TABLES))
 

@@ -40,7 +40,7 @@ from jobflow.program.program import ALONE, Program  # noqa: E402
 TABLE = Path(__file__).with_name("data") / "gpt2_products.txt"
 #: a GPU with cublasLt, and one without
 WITH = Target("cuda", "nvrtc", alignment=256, tables="jobflow.kernels.cuda.product_patterns", fusion=FusionLimits())
-WITHOUT = replace(WITH, tables="jobflow.kernels.patterns")
+WITHOUT = replace(WITH, tables="jobflow.kernels.cuda.image_patterns")
 #: GPT-2 with its own number of words, which is odd
 SIZE = Gpt2(words=50257, blocks=2)
 

@@ -1,10 +1,12 @@
 """Memory orders that the target's table of formats prefers: around convolutions and pooling, and for products with few rows.
 
-Policy for images: a tensor [n, c, h, w] of a convolution or a pooling op is stored in the order c, h, w, n.  Tensors of its shape that
-elementwise ops connect to it have the same order.  Then transforms, pooling, bias and activations are vector loops over the batch.  Padding
+Policy for images on CPUs: operands [n, c, h, w] of convolutions and pooling ops are stored in the order c, h, w, n.  Tensors of their shape that
+elementwise ops connect to them have the same order.  Then transforms, pooling, bias and activations are vector loops over the batch.  Padding
 and im2col copy contiguous runs.  Flattening before a dense layer costs nothing: [n, c h w] in that order is a transposed
 matrix, which a GEMM accepts.  Logical types do not change.  A kernel receives an array [n, c, h, w] with unusual strides.  With few
 samples, such vectors are too short to save time (`Formats.fewest_samples`).
+
+Policy for images on GPUs (`channels_last.py`): the order is n, h, w, c, whatever the number of samples.
 
 Policy for matrices: a product that is computed faster in column-major order (`Formats.columns`) is stored in that order.  All matrices that
 elementwise ops connect to it get the same order.  Every op that reads or writes these matrices must accept both orders (`Formats.any_order`).
@@ -18,8 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jobflow.compiler.front.recompute import AGAIN
-from jobflow.compiler.rank.local import LocalInstruction, LocalValue, RankProgram
+from jobflow.compiler.rank.channels_last import channels_last
+from jobflow.compiler.rank.local import LocalValue, RankProgram
+from jobflow.compiler.rank.value_groups import ValueGroups, batches, rematerialized_pairs
 from jobflow.kernels.patterns import Formats
 from jobflow.ops.op import Op, ViewOp
 
@@ -27,6 +30,8 @@ from jobflow.ops.op import Op, ViewOp
 def memory_orders(program: RankProgram) -> dict[LocalValue, tuple[int, ...]]:
     """Return the memory orders that the target prefers, for values that are not C-ordered."""
     formats = program.target.patterns.formats
+    if formats.channels_last:
+        return channels_last(program)
     images = _batch_innermost(program, formats) if formats.images else {}
     return images | (dict.fromkeys(_columns_first(program, formats), (1, 0)) if formats.columns else {})
 
@@ -34,13 +39,13 @@ def memory_orders(program: RankProgram) -> dict[LocalValue, tuple[int, ...]]:
 def _batch_innermost(program: RankProgram, formats: Formats) -> dict[LocalValue, tuple[int, ...]]:
     """Return the memory orders of images that are stored with the batch innermost."""
     smallest = formats.fewest_samples
-    joined = _Groups(_repeated(program))
+    joined = ValueGroups(rematerialized_pairs(program))
     wants: list[LocalValue] = []
     for step in program.steps:
         if not isinstance(step.action, Op) or isinstance(step.action, ViewOp):
             continue
         if isinstance(step.action, formats.images):
-            wants.extend(value for value in _batches(step.action, step) if _is_image(value, smallest))
+            wants.extend(value for value in batches(step.action, step) if _is_image(value, smallest))
         else:
             joined.join_equal_shapes([value for value in (*step.inputs, *step.outputs) if _is_image(value, smallest)])
     chosen = {joined.find(value) for value in wants}
@@ -50,7 +55,7 @@ def _batch_innermost(program: RankProgram, formats: Formats) -> dict[LocalValue,
 
 def _columns_first(program: RankProgram, formats: Formats) -> Iterable[LocalValue]:
     """Return the matrices that are stored column by column."""
-    joined = _Groups(_repeated(program))
+    joined = ValueGroups(rematerialized_pairs(program))
     wants: list[LocalValue] = []
     fixed = [argument.value for argument in program.arguments] + [value for _, value in program.fetches]
     for step in program.steps:
@@ -64,41 +69,6 @@ def _columns_first(program: RankProgram, formats: Formats) -> Iterable[LocalValu
             joined.join_equal_shapes(matrices)
     chosen = {joined.find(value) for value in wants} - {joined.find(value) for value in fixed}
     return [value for step in program.steps for value in step.outputs if value.type.ndim == 2 and joined.find(value) in chosen]
-
-
-def _repeated(program: RankProgram) -> Iterable[list[LocalValue]]:
-    """Yield pairs of rematerialized values and their originals."""
-    by_name = {value.name: value for step in program.steps for value in step.outputs}
-    for name, value in by_name.items():
-        if name.startswith(AGAIN) and name.removeprefix(AGAIN) in by_name:
-            yield [value, by_name[name.removeprefix(AGAIN)]]
-
-
-def _batches(op: Op, step: LocalInstruction) -> list[LocalValue]:
-    """Return the operands with a batch axis, letter n of the rule; all other operands are weights."""
-    words = op.rule(*(value.type for value in step.inputs)).spec.replace("->", ",").split(",")
-    return [value for value, word in zip((*step.inputs, *step.outputs), words, strict=True) if word.startswith("n")]
-
-
-class _Groups:
-    """Sets of values that share a memory order (union-find)."""
-
-    def __init__(self, joined: Iterable[list[LocalValue]] = ()) -> None:
-        self.parent: dict[LocalValue, LocalValue] = {}
-        for values in joined:
-            self.join_equal_shapes(values)
-
-    def find(self, value: LocalValue) -> LocalValue:
-        while value in self.parent:
-            value = self.parent[value]
-        return value
-
-    def join_equal_shapes(self, values: list[LocalValue]) -> None:
-        first: dict[tuple[int, ...], LocalValue] = {}
-        for value in values:
-            a, b = self.find(value), self.find(first.setdefault(value.type.shape, value))
-            if a is not b:
-                self.parent[a] = b
 
 
 def _is_image(value: LocalValue, smallest: int) -> bool:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from jobflow.core.types import DType, TensorType, float32
 from jobflow.kernels.cuda.cublaslt_products import AUX_ELEMENTS
 from jobflow.kernels.cuda.epilogue_product import GELU_GRADIENT, PRODUCTS, EpilogueProduct, Summed
+from jobflow.kernels.cuda.image_patterns import IMAGES, STRIDED
 from jobflow.kernels.patterns import Epilogues, Formats, Patterns
-from jobflow.ops.activation import Gelu, GeluTanh
+from jobflow.ops.activation import GeluTanh
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.broadcast import SumTo
 from jobflow.ops.matmul import AxisSum, BatchMatMul, BiasAdd, BroadcastMatMul, Product, RowsMatMul
 from jobflow.ops.op import Op
-from jobflow.ops.pointwise import Elementwise, ElementwiseGrad
 from jobflow.ops.scalar import Cast
 
 
@@ -91,9 +91,11 @@ def _sum(op: EpilogueProduct, y: TensorType, other: TensorType) -> Op | None:
 ROWS = ((4096, 64), (32, 8))
 PATTERNS = Patterns(
     formats=Formats(
-        strided=(Elementwise, ElementwiseGrad, Gelu, Product, BroadcastMatMul, RowsMatMul, BiasAdd, EpilogueProduct),
+        strided=(*STRIDED, Product, BroadcastMatMul, RowsMatMul, BiasAdd, EpilogueProduct),
         products=(*PRODUCTS, EpilogueProduct),
         rows=ROWS,
+        images=IMAGES,
+        channels_last=True,
     ),
     epilogues=Epilogues(after, sums),
 )
