@@ -23,6 +23,7 @@
     order           separate body and epilogue                        -> Ordered
     overlap         transfer data during computation                  -> Ordered
     form_regions    fuse operations that share data                   -> Ordered
+    run_concurrently run collectives during computation               -> Ordered
     memory          assign addresses                                  -> Plan, verified
 
 All stages are pure: no communication, clock, randomness, environment or iteration over sets.  Ranks that compile independently
@@ -51,6 +52,7 @@ from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.layouts.shared_variables import divide_updates
 from jobflow.compiler.rank.channels_last import convert_images
+from jobflow.compiler.rank.concurrent_collectives import reduce_in_place, run_concurrently
 from jobflow.compiler.rank.fuse import fuse
 from jobflow.compiler.rank.local import RankProgram
 from jobflow.compiler.rank.lower import lower
@@ -93,9 +95,9 @@ def prepared(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequenc
     return lower_precision(program, outputs)
 
 
-def distribute(graph: Graph) -> Physical:
-    """Choose layouts and insert communication."""
-    return bucket(break_hazards(box(shard(graph))))
+def distribute(graph: Graph, target: Target = CPU) -> Physical:
+    """Choose layouts and insert communication; `target` as in `logical`."""
+    return bucket(break_hazards(box(shard(graph))), target)
 
 
 def rank_program(physical: Physical, memory: RankMemory, target: Target) -> RankProgram:
@@ -108,12 +110,12 @@ def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Rank
 
 def ordered_program(physical: Physical, memory: RankMemory, target: Target) -> Ordered:
     """Return the rank's program in execution order."""
-    ordered = overlap(order(rank_program(physical, memory, target)))
-    if target.fusion is None:
-        return ordered
-    from jobflow.compiler.rank.regions import form_regions  # imported at first use, because most targets do not fuse
+    ordered = reduce_in_place(overlap(order(rank_program(physical, memory, target))))
+    if target.fusion is not None:
+        from jobflow.compiler.rank.regions import form_regions  # imported at first use, because most targets do not fuse
 
-    return form_regions(ordered)
+        ordered = form_regions(ordered)
+    return run_concurrently(ordered)
 
 
 def plan_rank(physical: Physical, memory: RankMemory, target: Target) -> Plan:

@@ -150,7 +150,7 @@ class Job:
         each = {id(trace): trace for trace in traces}
         target = common_target(session)
         logical_of = {key: logical(program, returned_values(results), target) for key, (program, results) in each.items()}
-        physical_of = {key: distribute(program.graph) for key, program in logical_of.items()}
+        physical_of = {key: distribute(program.graph, target) for key, program in logical_of.items()}
         programs = tuple([physical_of[id(trace)] for trace in traces])
         compare_devices(f"{self.name} at {self.where}", programs)
         parts, first, (program, results) = argument_parts(programs), logical_of[id(traces[0])], traces[0]

@@ -17,7 +17,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE
 from jobflow.core.tables import TextTable
-from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
+from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Slot, Transfer, Wait
 
 #: The kinds of memory use, in the order of the table.
 CATEGORIES = ("variables", "optimizer state", "activations", "gradients", "communication", "update", "staging", "scratch")
@@ -87,6 +87,8 @@ def _accesses(instruction: Instruction) -> tuple[tuple[Slot, ...], tuple[Slot, .
             return inputs, outputs, _OF_PHASE[instruction.phase]
         case Collective():
             return (instruction.input,), (instruction.output,), "communication"
+        case Completion():
+            return (instruction.input, instruction.output), (), "communication"
         case Transfer(_, sends, slot):
             return ((slot,), (), "communication") if sends else ((), (slot,), "communication")
         case Wait(_, _, slot):

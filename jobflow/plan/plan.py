@@ -78,12 +78,15 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of all `ranks` on contiguous slots; pieces are concatenated in rank order.
+    """A collective of all `ranks` on contiguous slots, or its start if it is `concurrent`; pieces are concatenated in rank order.
 
     all_reduce      input and output have `sum(counts)` elements
     all_gather      rank i sends counts[i] elements
     reduce_scatter  rank i receives counts[i] elements
     all_to_all      this rank sends counts[i] elements to rank i, and receives receives[i] elements from rank i
+
+    Concurrent collectives run on the rank's communication stream, in their order, beside the computation up to their `Completion`.  Until then, the
+    input must not be written, and the output must not be read or written.
     """
 
     kind: Kind
@@ -98,6 +101,18 @@ class Collective:
     name: str
     where: SourceLine = NOWHERE
     phase: Phase = "forward"
+    concurrent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The completion of a concurrent collective: its input may be overwritten, and its output may be read."""
+
+    input: Slot
+    output: Slot
+    order: int
+    name: str
+    where: SourceLine = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +156,7 @@ class Announced:
         return f"{self.what} {self.name} {list(self.ranks)} {self.nbytes} bytes"
 
 
-Instruction: TypeAlias = Compute | Collective | Transfer | Wait
+Instruction: TypeAlias = Compute | Collective | Completion | Transfer | Wait
 
 
 @dataclass(frozen=True)

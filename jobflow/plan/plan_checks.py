@@ -1,8 +1,9 @@
 """Verification of plans before they run.
 
-Within a rank, no instruction reads memory that another value has overwritten or that was never written.  Across ranks, all plans follow one
-communication schedule: each rank executes exactly the entries in which it participates, in this order.  Every byte of a shared variable is
-written by exactly one rank, or no byte is written.
+Within a rank, no instruction reads memory that another value has overwritten or that was never written.  Memory of a communication in progress
+contains a separate value: until the completion, no other instruction writes the input, or reads or writes the output.  Across ranks, all plans
+follow one communication schedule: each rank executes exactly the entries in which it participates, in this order.  Every byte of a shared
+variable is written by exactly one rank, or no byte is written.
 
 Only epilogues write variables, and ranks begin them together, so a variable is written after all ranks have read it.  No epilogue reads bytes of
 common memory that another rank's epilogue writes.
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
-from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
+from jobflow.plan.plan import Announced, Collective, Completion, Compute, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_common
 
 
@@ -81,10 +82,30 @@ def verify_order(plan: Plan) -> None:
     A rank blocks in collectives and in waits for transfers.  Collectives and receives follow the order of the schedule.  A send is posted before
     any later communication, and awaited only after all earlier communications.
     Under these conditions, the earliest of all blocking communications can always complete.
+
+    Concurrent collectives block in their completion.  All of them run on one stream, and they start in the order of the schedule.  So a rank that
+    waits for a completion has started all earlier collectives, and the earliest one can complete.
     """
     sends = {i.order: i for i in plan.instructions if isinstance(i, Transfer) and i.sends}
     _verify_meetings(plan, set(sends))
     _verify_transfers(plan, sends)
+    _verify_completions(plan)
+
+
+def _verify_completions(plan: Plan) -> None:
+    """Raise PlanError unless each concurrent collective is followed by one completion with the same slots, and all others have none."""
+    open_starts: dict[int, Collective] = {}
+    for instruction in plan.instructions:
+        match instruction:
+            case Collective(order=order, concurrent=True):
+                open_starts[order] = instruction
+            case Completion(source, target, order):
+                start = open_starts.pop(order, None)
+                if start is None or (start.input, start.output) != (source, target):
+                    why = "precedes the collective, is repeated, or has other slots"
+                    raise PlanError(f"job {plan.job}, rank {plan.rank}: the wait for {instruction.name} (number {order}) {why}")
+    for order, start in open_starts.items():
+        raise PlanError(f"job {plan.job}, rank {plan.rank}: the collective {start.name} (number {order}) has no wait for its completion")
 
 
 def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Transfer, Wait
+from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Transfer, Wait
 
 
 def plan_text(plan: Plan) -> str:
@@ -23,9 +23,11 @@ def instruction_text(instruction: Instruction) -> str:
     match instruction:
         case Compute(op, inputs, outputs, name, where):
             return f"{', '.join(map(str, outputs))} = {op}({', '.join(map(str, inputs))})  # {name}, {where}"
-        case Collective(kind, ranks, source, target, _, _, reduce, order, name, where):
+        case Collective(kind, ranks, source, target, _, _, reduce, order, name, where, _, concurrent):
             how = f" {reduce.value}" if kind in ("all_reduce", "reduce_scatter") else ""
-            return f"{target} = {kind}{how} {list(ranks)} #{order}({source})  # {name}, {where}"
+            return f"{target} = {'start ' if concurrent else ''}{kind}{how} {list(ranks)} #{order}({source})  # {name}, {where}"
+        case Completion(_, target, order, name, where):
+            return f"wait until #{order} is complete: {target}  # {name}, {where}"
         case Transfer(peer, sends, slot, order, name, where):
             return f"{'send to' if sends else 'receive from'} {peer} #{order}: {slot}  # {name}, {where}"
         case Wait(peer, sends, slot, order, name, where):

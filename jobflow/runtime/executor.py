@@ -23,7 +23,7 @@ from jobflow.kernels import registry
 from jobflow.kernels.target import Target, target_of
 from jobflow.ops.op import Call
 from jobflow.ops.runtime_assertions import RuntimeAssertion
-from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
+from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_argument, is_common
 from jobflow.runtime.assertion_results import AssertionResults
 from jobflow.runtime.comm.communicator import Binding, Communicator
@@ -177,7 +177,13 @@ class Executor:
                 counts = (sum(counts),) if kind == "all_reduce" else counts
                 combine = reduce if kind in ("all_reduce", "reduce_scatter") else None
                 name = name_in_errors(instruction, self.plan)
-                return comm.bind(Binding(kind, ranks, self.view(source), self.view(target), counts, receives, combine, name))
+                binding = Binding(kind, ranks, self.view(source), self.view(target), counts, receives, combine, name)
+                if not instruction.concurrent:
+                    return comm.bind(binding)
+                calls, self._waits[instruction.order] = comm.bind_concurrent(binding)
+                return calls
+            case Completion(_, _, order):
+                return self._waits.pop(order)
 
     def _calls(self, instruction: Compute) -> list[Call]:
         self.device.begin_instruction()

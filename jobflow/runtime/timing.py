@@ -18,7 +18,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
-from jobflow.plan.plan import Collective, Compute, Instruction, Transfer, Wait
+from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Transfer, Wait
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.world.service.members import node_name
@@ -123,6 +123,8 @@ def described(instruction: Instruction) -> TimedCall:
             return TimedCall(name, op.word(), "compute", line_text(where), " ".join(shapes))
         case Collective(kind, ranks, source, _, _, _, _, _, name, where):
             return TimedCall(name, kind, "communication", line_text(where), f"{source.type} among ranks {list(ranks)}")
+        case Completion(_, target, _, name, where):
+            return TimedCall(name, "completion", "communication", line_text(where), str(target.type))
         case Transfer(peer, sends, slot, _, name, where):
             return TimedCall(
                 name, "send" if sends else "receive", "communication", line_text(where), f"{slot.type} {'to' if sends else 'from'} rank {peer}"

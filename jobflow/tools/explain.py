@@ -149,9 +149,10 @@ def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
     shapes = [shape[0] if d.per_device else shape for (_, d), shape in zip(job.signature.placeholders(), job.declared_shapes(session), strict=True)]
     program, results = job.trace(session, placement, shapes)
     outputs = returned_values(results)
-    graph = logical(program, outputs, common_target(session)).graph
+    target = common_target(session)
+    graph = logical(program, outputs, target).graph
     sharded = shard(graph)
-    return Explained(program.graph(outputs), graph, sharded, bucket(box(sharded)), devices, program.schedule)
+    return Explained(program.graph(outputs), graph, sharded, bucket(box(sharded), target), devices, program.schedule)
 
 
 def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] = STAGES, strategy: str | None = None) -> str:

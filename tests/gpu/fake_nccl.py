@@ -1,13 +1,15 @@
 """NCCL for machines without a GPU: ranks on threads or processes exchange bytes through files in a folder.
 
 It has NCCL's checks: each rank of a communicator must call, with a separate GPU. Pointers are read when a call runs.
-A call runs at once on the current stream, and at synchronization on another one (a send at once too).
+A call runs at once on the current stream. On another stream it runs at a random time, with a random delay, and at the latest when
+something waits for the stream. Only the sends of transfers run at once.
 Calls between groupStart and groupEnd run together, sends first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 import threading
 import time
@@ -33,13 +35,24 @@ class Gone(Exception):
 
 
 class Group(threading.local):
-    """The calls of this thread since groupStart: sends, and what comes after them."""
+    """The calls of this thread since groupStart: sends, and what comes after them; and their stream."""
 
     depth = 0
 
     def __init__(self) -> None:
         self.sends: list[Callable[[], None]] = []
         self.rest: list[Callable[[], None]] = []
+        self.stream = 0
+        #: decides on delays; None for none
+        self.random = random.Random(DELAYS.seed) if DELAYS.seed is not None else None
+
+
+class DELAYS:
+    """The seed of the delays of collectives on streams of their own; None for none."""
+
+    seed: int | None = None
+    #: seconds of the longest delay
+    longest = 1e-3
 
 
 group = Group()
@@ -52,10 +65,29 @@ def start() -> None:
 def end() -> None:
     group.depth -= 1
     if not group.depth:
-        calls, group.sends, group.rest = [*group.sends, *group.rest], [], []
+        calls, stream, group.sends, group.rest = [*group.sends, *group.rest], group.stream, [], []
+        fake_streams.run_or_capture(lambda: enqueue(calls, stream))
+
+
+def enqueue(calls: list[Callable[[], None]], stream: int) -> None:
+    """Run calls that belong together on a stream: at once on the current one."""
+
+    def work() -> None:
+        if group.random is not None and stream != fake_cupy.current.stream:
+            time.sleep(group.random.random() * DELAYS.longest)
         for call in calls:
             with contextlib.suppress(Gone):
                 call()
+
+    if stream == fake_cupy.current.stream:
+        work()
+        return
+    launch = fake_streams.Launch(work)
+    before = fake_streams.Stream.all[stream].under_way
+    before.append(launch)
+    if group.random is not None and group.random.random() < 0.3:
+        for each in tuple(before):
+            each.finish()
 
 
 class Communicator:
@@ -99,8 +131,8 @@ class Communicator:
 
     def _perform(self, sends: list[Callable[[], None]], rest: list[Callable[[], None]], stream: int) -> None:
         assert self._device == fake_cupy.current.device, "the call is made with another device current"
-        assert stream == fake_cupy.current.stream, "a collective is on another stream than the kernels"
         start()
+        group.stream = stream
         group.sends += sends
         group.rest += rest
         end()
@@ -125,11 +157,12 @@ class Communicator:
         return combine
 
     def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        self._perform([self._give(peer, sendbuf, count, datatype)], [], fake_cupy.current.stream)
+        alone = not group.depth
+        self._perform([self._give(peer, sendbuf, count, datatype)], [], fake_cupy.current.stream if alone else stream)
 
     def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
         get = self._get(peer, recvbuf, count, datatype)
-        if stream == fake_cupy.current.stream:
+        if stream == fake_cupy.current.stream or group.depth:
             self._perform([], [get], stream)
             return
         launches = fake_streams.Stream.all[stream].under_way

@@ -96,6 +96,15 @@ def refuse_in_capture(what: str) -> None:
         raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what} while a stream is captured")
 
 
+def run_or_capture(work: Callable[[], None]) -> None:
+    """Do the work of a stream now, or add it to the capture of this thread, which the stream has joined."""
+    stream = capturing()
+    if stream is None:
+        work()
+    else:
+        stream.run(work)
+
+
 class Graph:
     """The launches of a capture."""
 
@@ -139,6 +148,10 @@ class Launch:
     def __init__(self, work: Callable[[], None]) -> None:
         self._work: Callable[[], None] | None = work
 
+    @property
+    def finished(self) -> bool:
+        return self._work is None
+
     def finish(self) -> None:
         work, self._work = self._work, None
         if work is not None:
@@ -167,6 +180,10 @@ class Event:
         self._stream = 0
 
     def record(self, stream: Stream) -> None:
+        run_or_capture(lambda: self._record(stream))
+
+    def _record(self, stream: Stream) -> None:
+        stream.under_way = [launch for launch in stream.under_way if not launch.finished]
         self._before, self._stream = list(stream.under_way), stream.ptr
 
     def finish(self) -> None:
@@ -203,8 +220,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Kernels are pretended to be done at once, so what they wait for is done at once; another stream's work waits with it."""
-        if current.stream == self.ptr:
-            event.finish()
+        run_or_capture(lambda: event.finish() if current.stream == self.ptr else None)
 
     def use(self) -> Stream:
         if current.device != self.device_id:

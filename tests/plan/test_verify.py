@@ -11,7 +11,7 @@ from jobflow.core.errors import PlanError
 from jobflow.core.layout import SUM
 from jobflow.core.types import TensorType, contiguous_strides, float32
 from jobflow.ops.update import Assign
-from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
+from jobflow.plan.plan import Announced, Collective, Completion, Compute, Plan, Slot, Transfer, Wait
 from jobflow.plan.plan_checks import Access, PlanSummary, compare_plans, compare_schedules, verify_memory, verify_order, verify_writes
 from jobflow.plan.plan_text import instruction_text, plan_text
 
@@ -98,7 +98,7 @@ def end(sends: bool, order: int, peer: int = 0) -> tuple[Transfer, Wait]:
     return Transfer(*about), Wait(*about)
 
 
-def plan(*body: Collective | Transfer | Wait | Compute, schedule: tuple[Announced, ...]) -> Plan:
+def plan(*body: Collective | Completion | Transfer | Wait | Compute, schedule: tuple[Announced, ...]) -> Plan:
     return Plan("job", 1, {"arena": 128}, (), body, (), (), schedule=schedule)
 
 
@@ -122,6 +122,30 @@ def test_missing_communication_raises() -> None:
 def test_communication_of_other_ranks_raises() -> None:
     with pytest.raises(PlanError, match=r"communication 0 is gradients \(number 0\), but the schedule requires nothing more"):
         verify_order(plan(reduce(0), schedule=announced((0, 2))))
+
+
+STARTED = replace(reduce(0), concurrent=True)
+DONE = Completion(STARTED.input, STARTED.output, 0, "gradients")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ((STARTED, DONE), None),
+        ((STARTED,), r"collective gradients \(number 0\) has no wait for its completion"),
+        ((DONE, STARTED), r"wait for gradients \(number 0\) precedes the collective"),
+        ((STARTED, DONE, DONE), r"wait for gradients \(number 0\) precedes the collective, is repeated"),
+        ((STARTED, replace(DONE, output=slot(128, 4))), "has other slots"),
+        ((reduce(0), DONE), "precedes the collective"),
+    ],
+)
+def test_concurrent_collectives_have_one_wait_each(body: tuple[Collective | Completion, ...], text: str | None) -> None:
+    checked = plan(*body, schedule=announced((0, 1)))
+    if text is None:
+        verify_order(checked)
+        return
+    with pytest.raises(PlanError, match=text):
+        verify_order(checked)
 
 
 BOTH_WAYS = announced((1, 0), (0, 1), (1, 0), (0, 1), what="move")

@@ -1,9 +1,13 @@
 """Physical graph -> the same graph with gradients reduced in buckets.
 
-All_reduces whose results only the update phase reads run after the last gradient.  All_reduces among the same ranks are sent together,
-as one flat array of at most `LIMIT` bytes, whatever the layout along other mesh dimensions.  Small messages cost latency rather than
-bandwidth, and buckets of a few MB stay in cache during the sum.  Buckets follow the order of the variables, so a bucket's
-gradients have the offsets of the variables and one update op serves all of them.
+All_reduces whose results only the update phase reads are sent together as one flat array of limited size.  They must have the same ranks, but
+may have any layout along other mesh dimensions.  Small messages cost latency rather than bandwidth.  Buckets follow the order of the
+variables, so a bucket's gradients have the offsets of the variables and one update op serves all of them.
+
+On CPUs, buckets are reduced after the last gradient, and have at most `LIMIT` bytes, which stay in cache during the sum.  On GPUs, a
+separate stream communicates (`compiler/rank/concurrent_collectives.py`).  A bucket is therefore reduced as soon as the backward pass has
+computed its gradients, and has at most `STREAM_LIMIT` bytes.  Gradients that the backward pass computes at distant times are in
+different buckets.  An example is a table that the first and the last layer read.
 
 All_reduces that depend on these sums are merged in further rounds, for example the sums of squares for a norm over all
 gradients.  The pass precedes `lower` and works on the global program, so all ranks get the same buckets.
@@ -13,22 +17,29 @@ All_reduces of several outputs of one node are also merged, at the first of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.paths import changed
 from jobflow.graph.ir import Node, Physical, Provenance
 from jobflow.graph.rewrite import Rewriter, consumers, outputs_of
+from jobflow.kernels.target import CPU, Target
 
 #: Maximum number of bytes of a bucket.
 LIMIT = 4 << 20
+#: the same on GPUs, where NCCL needs larger messages for its full rate
+STREAM_LIMIT = 25 << 20
 
 
-def bucket(physical: Physical) -> Physical:
-    """Order the update phase last; merge its all_reduces, and the all_reduces of several outputs of one node."""
-    return _Bucketing(physical).bucketed()
+def bucket(physical: Physical, target: Target = CPU) -> Physical:
+    """Order the update phase last; merge its all_reduces, and the all_reduces of several outputs of one node.
+
+    `target` is the target that all ranks share.  On GPUs, reductions of gradients precede the end of the backward pass.
+    """
+    return _Bucketing(physical).bucketed(target.kind == "cuda")
 
 
 class _Bucketing(Rewriter):
@@ -37,19 +48,33 @@ class _Bucketing(Rewriter):
         self.late = _late_nodes(physical)
         self.layouts = physical.layouts
 
-    def bucketed(self) -> Physical:
+    def bucketed(self, early: bool) -> Physical:
         body = [node for node in self.graph.nodes if node not in self.late]
         siblings = {node: group for group in _groups(body, lambda node: (node.inputs[0].node, *_among(node))) for node in group}
+        behind = self._early(body) if early else {}
         for node in body:
             group = siblings.get(node, [node])
             if node is group[0]:
                 self._merge(group, node.provenance)
+            for ready in behind.get(node, ()):
+                self._merge(ready, replace(ready[0].provenance, phase="update"))
         for turn in _turns(self.late):
+            turn = [node for node in turn if node.outputs[0] not in self.now]
             for group in _groups(turn, _among):
                 self._merge(group, replace(group[0].provenance, phase="update"))
             self.walk(node for node in turn if not _is_all_reduce(node))
         layouts = {self.now[value]: layout for value, layout in self.layouts.items()}
         return Physical(self.rebuilt(), layouts)
+
+    def _early(self, body: Sequence[Node]) -> dict[Node, list[list[Node]]]:
+        """Return the buckets that can be reduced in the body, by the node after which all of their gradients exist."""
+        position = {node: at for at, node in enumerate(body)}
+        reductions = [node for node in self.late if _reduces(node) and all(value.node in position for value in node.inputs)]
+        ready = {node: max(position[value.node] for value in node.inputs) for node in reductions}
+        behind: dict[Node, list[list[Node]]] = {}
+        for group in _close_groups(reductions, ready):
+            behind.setdefault(body[max(ready[node] for node in group)], []).append(group)
+        return behind
 
     def _merge(self, group: Sequence[Node], provenance: Provenance) -> None:
         first, last = group[0], group[-1]
@@ -77,6 +102,28 @@ def _groups(nodes: Iterable[Node], key: Callable[[Node], tuple[Any, ...]]) -> li
     return groups
 
 
+def _close_groups(reductions: Sequence[Node], ready: Mapping[Node, int]) -> list[list[Node]]:
+    """Return groups of adjacent all_reduces with equal keys and at most `STREAM_LIMIT` bytes; a reduce_scatter is alone.
+
+    Groups are formed from the last reduction on, because the backward pass computes the gradients of the last variables first.  Between the first
+    and the last gradient of a group, the backward pass computes at most twice `STREAM_LIMIT` bytes of gradients.
+    """
+    in_time = sorted(reductions, key=ready.__getitem__)
+    computed = dict(zip(in_time, accumulate(map(_nbytes, in_time)), strict=True))
+    groups: list[list[Node]] = []
+    last: dict[tuple[Any, ...], list[Node]] = {}
+    for node in reversed(reductions):
+        group = last.get(_among(node)) if _is_all_reduce(node) else None
+        times = [computed[other] for other in (*(group or ()), node)]
+        if group is not None and sum(map(_nbytes, [*group, node])) <= STREAM_LIMIT and max(times) - min(times) <= 2 * STREAM_LIMIT:
+            group.insert(0, node)
+            continue
+        groups.append([node])
+        if _is_all_reduce(node):
+            last[_among(node)] = groups[-1]
+    return groups
+
+
 def _turns(late: Iterable[Node]) -> list[list[Node]]:
     """Group the nodes into rounds; an all_reduce depends only on all_reduces of earlier rounds.
 
@@ -95,10 +142,14 @@ def _late_nodes(physical: Physical) -> dict[Node, None]:
     outputs = set(physical.graph.outputs)
     late: dict[Node, None] = {}
     for node in physical.graph.nodes:
-        reduces = isinstance(node.op, Reroute) and node.op.name in ("all_reduce", "reduce_scatter") and not outputs & set(node.outputs)
+        reduces = _reduces(node) and not outputs & set(node.outputs)
         if (reduces and all(r.phase == "update" for v in node.outputs for r in readers[v])) or any(value.node in late for value in node.inputs):
             late[node] = None
     return late
+
+
+def _reduces(node: Node) -> bool:
+    return isinstance(node.op, Reroute) and node.op.name in ("all_reduce", "reduce_scatter")
 
 
 def _is_all_reduce(node: Node) -> bool:

@@ -31,7 +31,10 @@ class LocalValue:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """A collective operation; see `plan.Collective`."""
+    """A collective operation, or its start if it is `concurrent`; see `plan.Collective`.
+
+    An operation `in_place` writes its result to the memory of its input.
+    """
 
     kind: Kind
     ranks: tuple[int, ...]
@@ -39,6 +42,8 @@ class Collect:
     receives: tuple[int, ...]
     reduce: Reduction
     order: int
+    concurrent: bool = False
+    in_place: bool = False
 
     def __str__(self) -> str:
         how = f" {self.reduce.value}" if self.kind in ("all_reduce", "reduce_scatter") else ""
@@ -76,9 +81,13 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """A wait for the completion of a transfer; the input is the transferred value."""
+    """A wait for the completion of a communication.
 
-    transfer: Send | Receive
+    The input of a wait for a transfer is the transferred value.  The inputs of a wait for a collective are its input and its incomplete output; the
+    output is the complete one, in the same memory.
+    """
+
+    transfer: Send | Receive | Collect
 
     def __str__(self) -> str:
         return f"wait for {self.transfer}"

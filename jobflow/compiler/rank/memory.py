@@ -27,7 +27,7 @@ from jobflow.core.types import contiguous_strides
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.op import Op
 from jobflow.plan import plan as plans
-from jobflow.plan.plan import Collective, Compute, Feed, Instruction, Plan, Slot, Transfer, aligned
+from jobflow.plan.plan import Collective, Completion, Compute, Feed, Instruction, Plan, Slot, Transfer, aligned
 from jobflow.plan.plan_checks import Access, verify_memory, verify_order, verify_writes
 
 
@@ -269,19 +269,30 @@ class _Planning:
     def _note(self, step: LocalInstruction, inputs: tuple[LocalValue, ...], outputs: tuple[LocalValue, ...]) -> None:
         reads = tuple((self.key(value), self.slot(value)) for value in inputs)
         if isinstance(step.action, WaitFor) and isinstance(step.action.transfer, Receive):  # no read before the wait
-            self.accesses.append(Access(step.name, tuple((_receive_key(step.action.transfer), slot) for _, slot in reads), reads))
+            self.accesses.append(Access(step.name, tuple((_transit_key(step.action.transfer), slot) for _, slot in reads), reads))
+            return
+        if isinstance(step.action, WaitFor) and isinstance(step.action.transfer, Collect):
+            (output,) = step.outputs
+            began = (_transit_key(step.action.transfer), self.slot(output))
+            left = () if step.action.transfer.in_place else reads[:1]
+            self.accesses.append(Access(step.name, (*left, began), ((self.key(output), self.slot(output)),)))
+            return
+        if isinstance(step.action, Collect) and step.action.concurrent:
+            allocations = tuple((self.key(value), self.slot(value)) for value in self._new_allocations(outputs))
+            began = (_transit_key(step.action), self.slot(outputs[0]))
+            self.accesses.append(Access(f"{step.name} ({step.action})", reads, (*allocations, began)))
             return
         if isinstance(step.action, Receive):
             allocations = tuple((self.key(value), self.slot(value)) for value in self._new_allocations(outputs))
-            self.accesses.append(Access(step.name, (), (*allocations, *((_receive_key(step.action), self.slot(value)) for value in outputs))))
+            self.accesses.append(Access(step.name, (), (*allocations, *((_transit_key(step.action), self.slot(value)) for value in outputs))))
             return
         writes = tuple((self.key(value), self.slot(value)) for value in (*self._new_allocations(outputs), *outputs))
         self.accesses.append(Access(f"{step.name} ({step.action})", reads, writes))
 
 
-def _receive_key(receive: Receive) -> int:
-    """Return the key under which the verifier tracks a value until its receive completes."""
-    return -1 - receive.order
+def _transit_key(communication: Receive | Collect) -> int:
+    """Return the key under which the verifier tracks a value until its communication completes."""
+    return -1 - communication.order
 
 
 def _stored(steps: tuple[LocalInstruction, ...]) -> list[LocalValue]:
@@ -293,8 +304,10 @@ def _instruction(step: LocalInstruction, inputs: tuple[Slot, ...], outputs: tupl
     match step.action:
         case Op() as op:
             return Compute(op, inputs, outputs, step.name, step.where, step.phase)
-        case Collect(kind, ranks, counts, receives, reduce, order):
-            return Collective(kind, ranks, inputs[0], outputs[0], counts, receives, reduce, order, step.name, step.where, step.phase)
+        case Collect(kind, ranks, counts, receives, reduce, order, concurrent):
+            return Collective(kind, ranks, inputs[0], outputs[0], counts, receives, reduce, order, step.name, step.where, step.phase, concurrent)
+        case WaitFor(Collect() as collect):
+            return Completion(inputs[0], outputs[0], collect.order, step.name, step.where)
         case Send(peer, order):
             return Transfer(peer, True, inputs[0], order, step.name, step.where)
         case Receive(peer, order):

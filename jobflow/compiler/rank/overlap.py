@@ -109,7 +109,7 @@ def _with_waits(steps: Sequence[LocalInstruction]) -> tuple[LocalInstruction, ..
     before: dict[int, list[LocalInstruction]] = defaultdict(list)
     behind: dict[int, list[LocalInstruction]] = defaultdict(list)
     for at, step in enumerate(steps):
-        if isinstance(step.action, WaitFor):
+        if isinstance(step.action, WaitFor) and isinstance(step.action.transfer, Send):
             behind[max(_likely_over(at, step.action.transfer.peer, steps, rows), last_reads[at])].append(step)
         elif isinstance(step.action, Receive):
             row = rows.of_reader(at)

@@ -6,7 +6,8 @@ are the same (`joined_space`), so a vector with one number per row fuses with op
 of its last member, or of its first, so that other operations keep their positions.  Neither position is possible if an operation in
 between depends on the region and the new member depends on an operation in between.  Operations are not fused
 
-* across communication, between body and epilogue, or across phases and microbatches, because this would delay or advance work;
+* across communication, between body and epilogue, or across phases and microbatches, because this would delay or advance work (reductions of
+  gradients on a communication stream are no such boundary);
 * if another window reads memory that is updated in place;
 * if peak memory would exceed the peak without regions by more than a thousandth of it;
 * if the region would exceed the limits of the target.
@@ -21,9 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
+from jobflow.compiler.rank.concurrent_collectives import has_communication_stream
 from jobflow.compiler.rank.joined_space import JoinedSpace, fits_in_loop, joined_space
 from jobflow.compiler.rank.live_bytes import LiveBytes
-from jobflow.compiler.rank.local import Join, LocalInstruction, LocalValue
+from jobflow.compiler.rank.local import Collect, Join, LocalInstruction, LocalValue
 from jobflow.compiler.rank.order import NotFused, Ordered, dependencies
 from jobflow.compiler.rank.region_group import RegionGroup, StepFacts, facts_of
 from jobflow.compiler.rank.rematerialize import Rematerialization
@@ -90,9 +92,10 @@ class _RegionBuilder:
 
     def _stretches(self, body: int) -> Iterator[list[int]]:
         """Yield runs of instructions without communication, within the body or within the epilogue."""
+        concurrent = has_communication_stream(self.ordered.program.target)
         run: list[int] = []
         for i, step in enumerate(self.steps):
-            if i == body or not isinstance(step.action, Op | Join):
+            if i == body or not (isinstance(step.action, Op | Join) or (concurrent and isinstance(step.action, Collect) and step.phase == "update")):
                 yield run
                 run = []
             run.append(i)

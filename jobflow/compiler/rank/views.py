@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from jobflow.compiler.rank.local import LocalInstruction, LocalValue
+from jobflow.compiler.rank.local import Collect, LocalInstruction, LocalValue, WaitFor
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import TensorType, contiguous_strides, unread
 from jobflow.ops.op import Op, ViewOp
@@ -51,6 +51,9 @@ def windows(
         window = _view_window(step, result)
         if window is not None:
             result[step.outputs[0]] = placed.get(step.outputs[0], window)
+            continue
+        if isinstance(step.action, WaitFor | Collect) and step.outputs and (isinstance(step.action, WaitFor) or step.action.in_place):
+            result[step.outputs[0]] = result[step.inputs[-1]]  # the memory of the communication
             continue
         for i, output in enumerate(step.outputs):
             source = step.action.alias.get(i) if isinstance(step.action, Op) else None

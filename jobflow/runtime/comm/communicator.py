@@ -92,6 +92,10 @@ class Communicator(Protocol):
     def bind(self, what: Binding) -> list[Call]:
         """Bind a collective of one of the four kinds below, and return its calls."""
 
+    def bind_concurrent(self, what: Binding) -> Transfers:
+        """Bind a collective that overlaps with computation until its wait, if the communicator can; otherwise its start is the whole operation."""
+        return Transfers(self.bind(what), [])
+
     def bind_all_reduce(self, ranks: Sequence[int], source: Array, target: Array, reduce: Reduction, name: str = "") -> list[Call]:
         """Bind an all-reduce: `target` receives the reduction of all sources, with the same bits on all ranks.
 

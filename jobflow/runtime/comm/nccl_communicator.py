@@ -136,7 +136,9 @@ class StagedCommunicator(_DeviceCommunicator):
 class NcclCommunicator(_DeviceCommunicator, Recorder):
     """One NCCL communicator per group of ranks, created when the first operation of the group is sealed.
 
-    Collectives use the stream of the device's kernels; transfers use one stream for each pair of ranks and direction.
+    All collectives of a rank use one communication stream, in the order of their starts, beside the device's kernels.  A start makes this stream
+    wait for the kernels before it, and the wait makes the kernels wait for the collective.  Transfers use one stream for each pair of ranks and
+    direction.
 
     NCCL calls are asynchronous, so a rank cannot detect in the call that a peer never launches its part.  The device calls `_listen` for that
     while it waits for the stream.  An aborted communicator cannot be used again.
@@ -158,6 +160,14 @@ class NcclCommunicator(_DeviceCommunicator, Recorder):
     def _make_group(self, members: tuple[int, ...]) -> Communicator:
         return NcclCommunicator(self._inner.group([self.members.index(rank) for rank in members]), self._device, self)
 
+    def bind(self, what: Binding) -> list[Call]:
+        start, wait = self.bind_concurrent(what)
+        return [*start, *wait]
+
+    def bind_concurrent(self, what: Binding) -> Transfers:
+        record = self._bind(what)
+        return Transfers([(record.operation.run, ())], [(record.wait.run, ())])
+
     def _prepare(self, groups: dict[Group, list[list[BindingMessage]]]) -> None:
         new = sorted(set(groups) - self._known)
         self._known.update(new)
@@ -173,8 +183,13 @@ class NcclCommunicator(_DeviceCommunicator, Recorder):
                     self._streams[group] = self._device.new_stream()
 
     def _complete(self, record: Record, messages: Sequence[BindingMessage]) -> None:
-        calls = self._transfer(record) if record.kind == "transfer" else self._calls(record, self._comms[record.group])
-        record.operation.fill([(self._usable, ()), *calls])
+        if record.kind == "transfer":
+            record.operation.fill([(self._usable, ()), *self._transfer(record)])
+            return
+        ready, done, kernels, stream = self._device.new_event(), self._device.new_event(), self._device.stream, self._device.communication
+        calls = [(ready.record, (kernels,)), (stream.wait_event, (ready,)), *self._calls(record, self._comms[record.group])]
+        record.operation.fill([(self._usable, ()), *calls, (done.record, (stream,))])
+        record.wait.fill([(kernels.wait_event, (done,))])
 
     def _transfer(self, record: Record) -> list[Call]:
         """Return the calls that start a transfer on its own stream, concurrent with the device's kernels.
@@ -192,7 +207,7 @@ class NcclCommunicator(_DeviceCommunicator, Recorder):
 
     def _calls(self, record: Record, comm: Any) -> list[Call]:
         me = record.ranks.index(self._me)
-        stream = self._device.stream.ptr
+        stream = self._device.communication.ptr
         source, target = record.source.data.ptr, record.target.data.ptr
         byte = self._nccl.NCCL_UINT8
         width = record.source.itemsize

@@ -152,6 +152,11 @@ class CudaDevice:
         with self._cupy.cuda.Device(self.index):
             return self._cupy.cuda.Event(disable_timing=True)
 
+    @cached_property
+    def communication(self) -> Any:
+        """The stream of the communication with other ranks."""
+        return self.new_stream()
+
     def capture(self, calls: Sequence[Call]) -> CapturedGraph:
         """Capture prepared calls as a graph; nothing runs before the graph is launched.
 

@@ -1,0 +1,66 @@
+"""Training on imitated GPUs whose collectives run beside the computation, with random delays, gives the losses of one CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fake_cupy
+import fake_nccl
+import gpt
+import numpy as np
+import pytest
+
+import jobflow as flow
+from jobflow import scope
+from jobflow.engine.session import current_session
+from jobflow.plan.plan import Collective, Completion
+from jobflow.program.commands import executors_of
+
+SIZE = gpt.Size(batch=8, length=8, width=32, heads=4, blocks=2, words=64)
+BATCHES = np.random.RandomState(0).randint(0, SIZE.words, (3, 2, SIZE.batch, SIZE.length)).astype(np.int32)
+#: strategy, number of ranks, microbatches
+STRATEGIES = [("dp", 2, 1), ("dp", 3, 2), ("zero2", 2, 1), ("zero3", 2, 1), ("pp", 2, 2), pytest.param("2x2x2", 8, 2, marks=pytest.mark.full)]
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine that seems to have eight GPUs and NCCL, whose collectives take random times."""
+    for name, module in fake_cupy.modules(8).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    fake_nccl.install(tmp_path)
+    monkeypatch.setattr(fake_nccl.DELAYS, "seed", 7)
+    monkeypatch.setenv("JOBFLOW_KERNELS", "numpy")
+    before = fake_cupy.current.device
+    yield
+    fake_cupy.current.device = before
+    fake_cupy.current.streams.clear()
+
+
+def losses(strategy: str, microbatches: int) -> list[float]:
+    job = gpt.make_train_job(SIZE, rate=1e-2, strategy=flow.strategies.named(strategy), microbatches=microbatches)
+    return [float(np.mean(job(*batch))) for batch in BATCHES]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[float]:
+    with scope.using(root=scope.Root()):
+        flow.config.cpu_device_num(1)
+        curve = losses("dp", 1)
+        flow.clear_default_session()
+    return curve
+
+
+@pytest.mark.parametrize(("strategy", "ranks", "microbatches"), STRATEGIES)
+def test_delayed_collectives_do_not_change_the_losses(strategy: str, ranks: int, microbatches: int, expected: list[float]) -> None:
+    with scope.using(root=scope.Root()):
+        flow.config.gpu_device_num(ranks)
+        np.testing.assert_allclose(losses(strategy, microbatches), expected, rtol=1e-5)
+        world = current_session().world
+        assert world is not None
+        (executor,) = executors_of(world.ranks[0]).values()
+        started = [each for each in executor.plan.instructions if isinstance(each, Collective)]
+        waits = [each for each in executor.plan.instructions if isinstance(each, Completion)]
+        assert bool(started) == (strategy != "pp") and all(each.concurrent for each in started) and len(waits) == len(started)
+        flow.clear_default_session()
