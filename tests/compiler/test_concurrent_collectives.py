@@ -128,7 +128,7 @@ def many_layers(tracer: Tracer) -> Any:
     return x
 
 
-def test_gathers_run_beside_the_layer_before_and_sums_of_pieces_beside_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathers_overlap_with_the_layer_before_and_sums_of_pieces_with_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     sequence = words(plan_of(stored_split, LAYER, monkeypatch))
     assert sequence[:8] == ["start 0", "start 1", "wait 0", "product", "start 2", "wait 1", "product", "wait 2"]
     assert sequence[8:].count("product") == 6 and sequence.index("start 3") < len(sequence) - 1 - sequence[::-1].index("product")

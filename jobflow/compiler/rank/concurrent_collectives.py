@@ -37,7 +37,7 @@ def has_communication_stream(target: Target) -> bool:
 
 def reduce_in_place(ordered: Ordered) -> Ordered:
     """Let all_reduces write to the memory of their inputs, if no other instruction reads this memory later."""
-    if not has_communication_stream(ordered.program.target):
+    if not _is_concurrent(ordered):
         return ordered
     steps, window_of = (*ordered.body, *ordered.epilogue), _windows(ordered)
     last_read: dict[LocalValue, int] = {}
@@ -59,11 +59,14 @@ def reduce_in_place(ordered: Ordered) -> Ordered:
 
 def run_concurrently(ordered: Ordered) -> Ordered:
     """Split collectives into starts and waits, and move both and the updates."""
-    collects = [step for step in ordered.body if isinstance(step.action, Collect)]
-    if not collects or not has_communication_stream(ordered.program.target):
+    if not _is_concurrent(ordered):
         return ordered
     body = _prefetched(ordered.body)
     return _Splitting(replace(ordered, body=body, epilogue=_by_last_reduction(body, ordered))).split()
+
+
+def _is_concurrent(ordered: Ordered) -> bool:
+    return has_communication_stream(ordered.program.target) and any(isinstance(step.action, Collect) for step in ordered.body)
 
 
 def _windows(ordered: Ordered) -> dict[LocalValue, StridedWindow]:
