@@ -23,6 +23,7 @@
     order           separate body and epilogue                        -> Ordered
     overlap         transfer data during computation                  -> Ordered
     form_regions    fuse operations that share data                   -> Ordered
+    merge_calls     merge operations of equal formula                 -> Ordered
     run_concurrently run collectives during computation               -> Ordered
     memory          assign addresses                                  -> Plan, verified
 
@@ -112,9 +113,10 @@ def ordered_program(physical: Physical, memory: RankMemory, target: Target) -> O
     """Return the rank's program in execution order."""
     ordered = reduce_in_place(overlap(order(rank_program(physical, memory, target))))
     if target.fusion is not None:
-        from jobflow.compiler.rank.regions import form_regions  # imported at first use, because most targets do not fuse
+        from jobflow.compiler.rank.multi_tensor_calls import merge_calls  # imported at first use, because most targets do not fuse
+        from jobflow.compiler.rank.regions import form_regions
 
-        ordered = form_regions(ordered)
+        ordered = merge_calls(form_regions(ordered))
     return run_concurrently(ordered)
 
 

@@ -30,13 +30,21 @@ TIERS: dict[Tier, tuple[Tier, ...]] = {
 }
 
 
+#: operations that one launch of a GPU computes on different tensors
+MOST_TENSORS = 512
+
+
 @dataclass(frozen=True)
 class FusionLimits:
-    """Bounds on the size of one region.  More members, inputs or outputs spill registers or exceed the number of memory streams."""
+    """Bounds on the size of one region.  More members, inputs or outputs spill registers or exceed the number of memory streams.
+
+    `tensors` bounds the number of operations that one call computes on different tensors; 0 if the target has no such calls.
+    """
 
     members: int = 64
     inputs: int = 16
     outputs: int = 8
+    tensors: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ def _gpu_target(tier: Tier, products: ProductMode) -> Target:
     # merged operations are rounded once, which "exact" excludes
     merges = tier == "nvrtc" and import_module("jobflow.kernels.cuda.cublaslt_library").find().library is not None
     tables = "jobflow.kernels.cuda.product_patterns" if merges else "jobflow.kernels.cuda.image_patterns"
-    return Target("cuda", tier, alignment=256, tables=tables, fusion=FusionLimits(), products=products)
+    return Target("cuda", tier, alignment=256, tables=tables, fusion=FusionLimits(tensors=MOST_TENSORS), products=products)
 
 
 def _cpu_target(setting: str) -> Target:

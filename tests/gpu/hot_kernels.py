@@ -13,6 +13,7 @@ from jobflow.core.types import Array, DType, TensorType, bfloat16, bool_, contig
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression, element, replaced
 from jobflow.kernels.cuda.fused import launched, prepared
+from jobflow.kernels.cuda.multi_tensor_kernels import launches
 from jobflow.kernels.cuda.pooling_kernels import channels_at_once, print_pooling
 from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.kernels.registry import at
@@ -59,6 +60,7 @@ def _elements() -> Iterator[HotKernel]:
     scaled = f.cast(x, float32) * element(1, float32) + element(2, float32)
     yield from _of("elements: scale, shift and ReLU", [f.cast(f.maximum(scaled, 0.0), bfloat16)], [images, channels, channels], [images])
     yield from _of("elements: add and ReLU", [f.maximum(x + y, 0.0)], [images, images], [images])
+    yield from _several("elements: casts of several tensors", [f.cast(element(0, float32), bfloat16)], [_f32(768, 768)], [_bf16(768, 768)])
     flat, scalar = _f32(PARAMETERS), _f32(1)
     yield from _op("elements: Adam", optimizer_updates.AdamUpdate(weight_decay=0.1), flat, flat, flat, flat, scalar, _type(int64, 1))
     yield from _op("elements: momentum", optimizer_updates.MomentumUpdate(beta=0.9), _f32(25_557_032), _f32(25_557_032), _f32(25_557_032), scalar)
@@ -106,6 +108,13 @@ def _pooling() -> Iterator[HotKernel]:
 def _channels_last(a: Array) -> Array:
     c, h, w = a.shape[1:]
     return at(TensorType(tuple(a.shape), bfloat16), (c * h * w * 2, 2, c * w * 2, c * 2), int(a.ctypes.data))
+
+
+def _several(name: str, outputs: Sequence[Expression], inputs: Sequence[TensorType], targets: Sequence[TensorType]) -> Iterator[HotKernel]:
+    """Yield the kernel of a multi-tensor call, for twelve tensors of these types."""
+    (ready,) = prepared(outputs, _arrays(inputs), _arrays(targets), lambda shape, dtype: _arrays([TensorType(shape, dtype)])[0])
+    (launch,) = launches([ready] * 12, 1056)
+    yield HotKernel(name, launch.text, launch.blocks, 256)
 
 
 # Arrays ------------------------------------------------------------------------------------------------------------------------------

@@ -28,8 +28,10 @@ import gpt  # noqa: E402
 import jobflow as flow  # noqa: E402
 import jobflow.typing as tp  # noqa: E402
 from jobflow.engine.job import job_of  # noqa: E402
+from jobflow.kernels.multi_tensor import MultiTensor  # noqa: E402
 from jobflow.kernels.region import Region  # noqa: E402
 from jobflow.kernels.target import target_of  # noqa: E402
+from jobflow.ops.op import Op  # noqa: E402
 from jobflow.ops.scalar import Cast  # noqa: E402
 from jobflow.plan.footprint import footprint  # noqa: E402
 from jobflow.plan.plan import Compute, Plan, Slot  # noqa: E402
@@ -82,8 +84,11 @@ def _within(slots: Sequence[Slot], others: Sequence[Slot]) -> bool:
 
 
 def only_casts(call: Compute) -> bool:
-    members = [member.op for member in call.op.members] if isinstance(call.op, Region) else [call.op]
-    return all(isinstance(op, Cast) for op in members)
+    return _all_are_casts(call.op)
+
+
+def _all_are_casts(op: Op) -> bool:
+    return all(_all_are_casts(member.op) for member in op.members) if isinstance(op, Region | MultiTensor) else isinstance(op, Cast)
 
 
 def gpu_plan(job: Any, tables: str) -> Plan:

@@ -38,6 +38,7 @@ template <typename T> static T atomicMax(T *at, T b) { T before = *at; *at = max
 #define __device__
 #define __shared__
 #define __launch_bounds__(threads)
+#define __builtin_assume(condition)
 
 struct uint2 { unsigned int x, y; };
 struct alignas(16) uint4 { unsigned int x, y, z, w; };

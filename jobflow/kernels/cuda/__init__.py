@@ -8,6 +8,7 @@
     pooling_kernels    pooling, one kernel per operation
     attention_kernels  attention and its gradients, without a value of [..., queries, keys]
     cudnn_attention    the same by cuDNN, for operands on which its results are safe
+    multi_tensor_kernels  elementwise operations of equal formula on several tensors, in one launch
     scan_kernels       running sums, products and extremes
     segment_kernels    sums of rows with equal indices, in a fixed order
     sort_kernels       sorts of lines of up to 2,048 elements
@@ -24,6 +25,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.matmul": ("cublas_products", "cublaslt_products"),
     "ops.op": ("copy_kernels",),
     "kernels.cuda.epilogue_product": ("cublaslt_products",),
+    "kernels.multi_tensor": ("multi_tensor_kernels",),
     "ops.pool": ("pooling_kernels",),
     "ops.row_update": ("segment_kernels",),
     "ops.running_extremes": ("scan_kernels",),

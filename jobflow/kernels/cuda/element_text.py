@@ -12,6 +12,9 @@ class ElementText(KernelText):
     In a space of several axes a row is a whole number of vectors.
     """
 
+    #: the number of the block, and the number of blocks that share the elements
+    block, blocks = "blockIdx.x", "gridDim.x"
+
     def body(self) -> None:
         (phase,) = self.phases.passes
         vector, outer = self.form.vector, self.form.loop.outer
@@ -39,9 +42,9 @@ class ElementText(KernelText):
     def _loop(self, variable: str, start: str, stop: str) -> None:
         index = self.form.index
         self._line(f"const {index} {'count' if variable == 'i' else 'end'} = {stop};")
-        begin = f"({index})blockIdx.x * {THREADS} + threadIdx.x"
+        begin = f"({index}){self.block} * {THREADS} + threadIdx.x"
         begin = begin if start == "0" else f"{start} + {begin}"
         if variable != "i":
             self.lines.append("#pragma unroll 1")
         limit = "count" if variable == "i" else "end"
-        self._open(f"for ({index} {variable} = {begin}; {variable} < {limit}; {variable} += ({index})gridDim.x * {THREADS})")
+        self._open(f"for ({index} {variable} = {begin}; {variable} < {limit}; {variable} += ({index}){self.blocks} * {THREADS})")

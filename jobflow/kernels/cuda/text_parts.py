@@ -53,6 +53,10 @@ class KernelText(ABC):
     # -------------------------------------------------------------------------------------- parameters
 
     def _function(self) -> str:
+        head = f'extern "C" __global__ void __launch_bounds__({THREADS}) {self.name}('
+        return "\n".join([head, f"    {', '.join(self._parameters())}) {{", *self.lines, "}"])
+
+    def _parameters(self) -> list[str]:
         index, outer = self.form.index, range(self.form.loop.outer)
         words = [self._parameter(k) for k in range(len(self.operands))]
         words += [f"{value_type(x.dtype)} *__restrict__ sums{n}" for n, x in enumerate(self.phases.columns)]
@@ -61,7 +65,7 @@ class KernelText(ABC):
         for k, access in enumerate(self.operands):
             kind = "long long" if access.counted else index
             words += [f"{kind} {self.pointers[k]}_{axis}" for axis in self._axes(access)]
-        return "\n".join([f'extern "C" __global__ void __launch_bounds__({THREADS}) {self.name}(', f"    {', '.join(words)}) {{", *self.lines, "}"])
+        return words
 
     def _parameter(self, k: int) -> str:
         access, pointer = self.operands[k], self.pointers[k]
