@@ -33,7 +33,6 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion  # noqa: E402
 ARRAY_FUNCTIONS = ("kernel",)
 _MATRICES = "cuSOLVER factorizes matrices"
 _UNKNOWN_SIZE = "the size of its result depends on the elements"
-_CONVOLUTION = "convolutions are products of windows until a library computes them"
 _RECURRENCE = "a recurrence is a loop of products over the steps"
 _PATHS = "a dynamic program over the steps of a sequence"
 #: operations without a printed kernel -> the reason
@@ -44,7 +43,6 @@ REASONS = {
     ),
     **dict.fromkeys(("UniqueWithCounts", "Argwhere", "OrdinalCodes"), _UNKNOWN_SIZE),
     "SampleClasses": "it sorts all classes by Thrust",
-    **dict.fromkeys(("Conv", "ConvGradInput", "ConvGradWeight"), _CONVOLUTION),
     **dict.fromkeys(("Rnn", "RnnGrad", "Lstm", "LstmGrad", "Gru", "GruGrad"), _RECURRENCE),
     **dict.fromkeys(("WeightAssertion", "FiniteAssertion"), "an assertion on rows or triangles of its argument"),
     "CachedAttention": "products with a number of rows that the host reads",

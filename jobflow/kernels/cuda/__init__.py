@@ -5,6 +5,7 @@
     copy_kernels       copies of parts of tensors: views that strides do not allow, slices, concatenation
     cublas_products    matrix products, written directly to their output, by CuPy's cuBLAS
     cublaslt_products  the same by cublasLt, with the operations after a product in the same call; for stream capture
+    convolution_kernels  convolutions and their gradients, without a copy of the windows
     pooling_kernels    pooling, one kernel per operation
     attention_kernels  attention and its gradients, without a value of [..., queries, keys]
     cudnn_attention    the same by cuDNN, for operands on which its results are safe
@@ -21,6 +22,7 @@ None of the kernels has run on a GPU.
 MODULES: dict[str, tuple[str, ...]] = {
     "ops.adaptive_pool": ("adaptive_kernels",),
     "ops.attention": ("attention_kernels", "cudnn_attention"),
+    "ops.conv": ("convolution_kernels",),
     "ops.index": ("segment_kernels",),
     "ops.matmul": ("cublas_products", "cublaslt_products"),
     "ops.op": ("copy_kernels",),
