@@ -15,7 +15,7 @@ from on_device import TOLERANCE, cases, host_results, single
 
 from jobflow.core.types import DType, bfloat16, dtype_of, float32, type_of
 from jobflow.kernels.cuda.convolution_kernels import ConvolutionKernel
-from jobflow.kernels.cuda.convolution_text import SHORTEST, ConvolutionText
+from jobflow.kernels.cuda.convolution_tiles import SHORTEST, ConvolutionText
 from jobflow.kernels.cuda.pooling_kernels import addresses
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp
 from jobflow.ops.op import types_tuple

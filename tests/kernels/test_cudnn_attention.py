@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from jobflow.core.types import bfloat16
-from jobflow.kernels.cuda import cudnn_attention
-from jobflow.kernels.cuda.cudnn_attention import AttentionGraph, CudnnHandle, CudnnLaunch, refused_operands
+from jobflow.kernels.cuda import cudnn_library
+from jobflow.kernels.cuda.cudnn_attention import AttentionGraph, refused_operands
+from jobflow.kernels.cuda.cudnn_library import CudnnHandle, CudnnLaunch
 from jobflow.ops.attention import Attention, AttentionGrad
 
 CAUSAL = Attention(0.125, 0)
@@ -108,7 +109,7 @@ def test_a_launch_passes_addresses_and_sets_the_stream_once(streams: list[int], 
     inputs, outputs = operands(gradient=False)
     graph = AttentionGraph(CAUSAL, [*inputs, *outputs])
     arrays = [types.SimpleNamespace(data=types.SimpleNamespace(ptr=100 + i)) for i in range(5)]
-    launch = CudnnLaunch(graph, CudnnHandle(), arrays, types.SimpleNamespace(data=types.SimpleNamespace(ptr=900)))
+    launch = CudnnLaunch(graph.graph, CudnnHandle(), arrays, types.SimpleNamespace(data=types.SimpleNamespace(ptr=900)))
     launch()
     launch()
     assert streams == [7] and launch.capturable
@@ -150,5 +151,5 @@ def test_a_missing_or_wrong_frontend_has_a_pip_line(streams: list[int], monkeypa
     cases = (("1.26.0", 91901, "is 1.26.0; pip install"), ("1.23.0", 91000, "cuDNN is 91000; pip install"), ("1.23.0", 91901, ""))
     for version, backend, reason in cases:
         vars(module).update(__version__=version, backend_version=lambda backend=backend: backend)
-        why = cudnn_attention.missing.__wrapped__()
+        why = cudnn_library.missing.__wrapped__()
         assert reason in why and bool(reason) == bool(why)

@@ -8,6 +8,7 @@
     convolution_kernels  convolutions and their gradients, without a copy of the windows
     pooling_kernels    pooling, one kernel per operation
     attention_kernels  attention and its gradients, without a value of [..., queries, keys]
+    cudnn_convolution  convolutions and their gradients by cuDNN, for images with the channels innermost
     cudnn_attention    the same by cuDNN, for operands on which its results are safe
     multi_tensor_kernels  elementwise operations of equal formula on several tensors, in one launch
     scan_kernels       running sums, products and extremes
@@ -22,7 +23,7 @@ None of the kernels has run on a GPU.
 MODULES: dict[str, tuple[str, ...]] = {
     "ops.adaptive_pool": ("adaptive_kernels",),
     "ops.attention": ("attention_kernels", "cudnn_attention"),
-    "ops.conv": ("convolution_kernels",),
+    "ops.conv": ("convolution_kernels", "cudnn_convolution"),
     "ops.index": ("segment_kernels",),
     "ops.matmul": ("cublas_products", "cublaslt_products"),
     "ops.op": ("copy_kernels",),

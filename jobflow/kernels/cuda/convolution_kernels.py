@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cuda.compiled_text import compiler
-from jobflow.kernels.cuda.convolution_text import THREADS, ConvolutionText
+from jobflow.kernels.cuda.convolution_tiles import THREADS, ConvolutionText
 from jobflow.kernels.cuda.fused import placeholders
 from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.pooling_kernels import addresses

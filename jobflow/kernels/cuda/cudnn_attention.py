@@ -12,45 +12,25 @@ Gradients use cuDNN's deterministic algorithm, so equal inputs give equal bits.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
-import threading
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.notices import notice
 from jobflow.core.types import Array, bfloat16, dtype_of, uint8
 from jobflow.kernels.cuda.attention_kernels import AttentionKernel
+from jobflow.kernels.cuda.cudnn_library import CudnnLaunch, handle_of, missing
 from jobflow.kernels.cuda.fused import placeholders
 from jobflow.kernels.registry import register
 from jobflow.ops.attention import Attention, AttentionBase, AttentionGrad
 from jobflow.ops.op import Binder, Call, Op
 
-#: the series of the frontend that builds gradients with cuDNN 9.19, and the least version of cuDNN
-FRONTEND, LEAST = "1.23.", 91900
-PIP = 'pip install "jobflow-sbp[gpu-fast]"'
 #: elements of a head, and bytes of an address and a stride, are multiples of these
 SIZES, ALIGNMENT = 8, 16
 LARGEST = 128
 #: key lengths of gradients
 KEYS = 128
-
-
-@cache
-def missing() -> str:
-    """Return the reason cuDNN cannot be used, or ""."""
-    if importlib.util.find_spec("cudnn") is None:
-        return f"nvidia-cudnn-frontend is not installed; {PIP}"
-    cudnn = importlib.import_module("cudnn")
-    if not cudnn.__version__.startswith(FRONTEND):
-        return f"nvidia-cudnn-frontend is {cudnn.__version__}; {PIP}"
-    try:
-        version = int(cudnn.backend_version())
-    except RuntimeError as error:
-        return f"cuDNN cannot be loaded ({error}); {PIP}"
-    return "" if version >= LEAST else f"cuDNN is {version}; {PIP}"
 
 
 def refused_operands(op: AttentionBase, inputs: Sequence[Array], outputs: Sequence[Array]) -> str:
@@ -120,46 +100,6 @@ def _four_axes(array: Array) -> tuple[list[int], list[int]]:
     return (shape, strides) if array.ndim == 4 else ([*shape, 1], [*strides, 1])
 
 
-class CudnnLaunch:
-    """A callable that runs a plan on the current stream of the thread, and keeps the arrays alive whose addresses it passes."""
-
-    capturable = True
-
-    def __init__(self, graph: AttentionGraph, handle: Any, arrays: Sequence[Array], workspace: Array) -> None:
-        self._graph, self._handle, self._arrays, self._workspace = graph, handle, arrays, workspace
-        self._pack = {uid: int(array.data.ptr) for uid, array in enumerate(arrays)}
-        self._stream = importlib.import_module("cupy").cuda.get_current_stream
-
-    def __call__(self) -> None:
-        self._handle.use(int(self._stream().ptr))
-        self._graph.graph.execute(self._pack, int(self._workspace.data.ptr), handle=self._handle.handle)
-
-
-class CudnnHandle:
-    """cuDNN's handle of one thread and GPU; a change of its stream takes microseconds, so it is set only if it differs."""
-
-    def __init__(self) -> None:
-        self._cudnn = importlib.import_module("cudnn")
-        self.handle = self._cudnn.create_handle()
-        self._stream = -1
-
-    def use(self, stream: int) -> None:
-        if stream != self._stream:
-            self._cudnn.set_stream(handle=self.handle, stream=stream)
-            self._stream = stream
-
-
-_handles = threading.local()
-
-
-def handle_of(index: int) -> CudnnHandle:
-    """Return the handle of this thread for GPU `index`, which must be the current one."""
-    known: dict[int, CudnnHandle] = _handles.__dict__.setdefault("known", {})
-    if index not in known:
-        known[index] = CudnnHandle()
-    return known[index]
-
-
 @dataclass(frozen=True)
 class CudnnAttention:
     """An implementation by one call of cuDNN."""
@@ -180,7 +120,7 @@ class CudnnAttention:
             notice(f"cuDNN has no plan for {op} of {arrays[0].shape} on this GPU, so a printed kernel computes it: {str(error).splitlines()[0]}")
             return AttentionKernel().bind(op, device, inputs, outputs)
         workspace = device.scratch((max(nbytes, 1),), uint8)
-        return [(CudnnLaunch(graph, handle, arrays, workspace), ())]
+        return [(CudnnLaunch(graph.graph, handle, arrays, workspace), ())]
 
 
 for _op in (Attention, AttentionGrad):

@@ -1,9 +1,11 @@
 """CUDA kernels of convolutions as products of matrices that are never in memory: a block copies tiles of both into shared memory.
 
-    operation    rows of the result    columns      reduction                     first matrix         second matrix
-    forward      samples, positions    filters      taps, channels of a group     windows of x         filters
-    input        samples, positions    channels     taps, filters of a group      windows of dy        filters
-    weight       filters               taps, channels    samples, positions       dy                   windows of x
+The result has rows and columns, and is summed over a reduction:
+
+    operation    rows                 columns           reduction                   first matrix     second matrix
+    forward      samples, positions   filters           taps, channels of a group   windows of x     filters
+    input        samples, positions   channels          taps, filters of a group    windows of dy    filters
+    weight       filters              taps, channels    samples, positions          dy               windows of x.
 
 Groups are independent products.  A block has a tile of 64 x 64 results and iterates over the reduction in steps of 16.  The reduction of the
 weight gradient is long and its result small, so several blocks share it: each writes its sums to scratch memory, and a second kernel adds
@@ -56,7 +58,7 @@ class _Operand:
     channel: str
     vector: int
     #: the spatial indices that follow from the taps: those of the image, or of the result
-    found: Literal["", "image", "result"] = ""
+    window: Literal["", "image", "result"] = ""
 
     def offset(self, ending: str) -> str:
         return " + ".join(f"{name} * {step}{ending}" for name, step in self.steps.items()) or "0"
@@ -178,8 +180,8 @@ class ConvolutionText:
         steps, lines = (STEP // vector if along_reduction else STEP), (TILE // vector if along_free else TILE)
         yield f"      for (int s = t; s < {steps * lines}; s += {THREADS}) {{"
         # adjacent threads read adjacent memory
-        place = (f"s / {lines}", f"s % {lines}") if along_free else (f"s % {steps}", f"s / {steps}")
-        yield f"        const int dr = {place[0]}{_times(vector if along_reduction else 1)}, df = {place[1]}{_times(vector if along_free else 1)};"
+        dr, df = (f"s / {lines}", f"s % {lines}") if along_free else (f"s % {steps}", f"s / {steps}")
+        yield f"        const int dr = {dr}{_times(vector if along_reduction else 1)}, df = {df}{_times(vector if along_free else 1)};"
         yield f"        const {index} r = r0 + dr, f = {start} + df;"
         yield f"        Vector<{self.stored}, {vector}> elements = {{}};"
         yield f"        if (r < end && f < {size}) {{"
@@ -240,14 +242,14 @@ class ConvolutionText:
     def _position(self, operand: _Operand) -> Iterator[str]:
         """Print the spatial indices that follow from the taps."""
         for axis, (stride, (before, _), dilation) in enumerate(zip(self.op.strides, self.op.padding, self.op.dilations, strict=True)):
-            if operand.found == "image":
+            if operand.window == "image":
                 yield f"          const {self.index} j{axis} = i{axis} * {stride} + k{axis} * {dilation} - {before};"
-            elif operand.found == "result":
+            elif operand.window == "result":
                 yield f"          const {self.index} d{axis} = j{axis} + {before} - k{axis} * {dilation}, i{axis} = d{axis} / {stride};"
 
     def _condition(self, operand: _Operand) -> str:
         """Return the condition for an element to exist: a tap inside the image, or a window that reads the element at this tap."""
-        match operand.found:
+        match operand.window:
             case "image":
                 return " && ".join(f"j{a} >= 0 && j{a} < {n}" for a, n in enumerate(self.image))
             case "result":
