@@ -176,17 +176,17 @@ def test_the_first_supported_plan_runs_with_its_workspace(frontend: None, monkey
             return types.SimpleNamespace(ptr=self.__array_interface__["data"][0])
 
     arrays = [channels_last(shape).view(OnGpu) for shape in (X, W, Y)]
-    taken: list[Any] = []
+    memory: list[Any] = []
 
     def scratch(shape: Any, dtype: Any) -> Any:
-        taken.append(np.zeros(shape, dtype.numpy).view(OnGpu))
-        return taken[-1]
+        memory.append(np.zeros(shape, dtype.numpy).view(OnGpu))
+        return memory[-1]
 
     target = Target("cuda", "nvrtc", products=ProductMode(timed=False))
     (call,) = CudnnConvolution().on(target).bind(CONV, types.SimpleNamespace(scratch=scratch), arrays[:2], arrays[2:])  # type: ignore[arg-type]
     call[0](*call[1])
     addresses = {uid: a.data.ptr for uid, a in enumerate(arrays)}
-    assert [a.shape for a in taken] == [(100,)] and Graph.all[-1].ran == [(addresses, taken[0].data.ptr, 1, "handle")]
+    assert [a.shape for a in memory] == [(100,)] and Graph.all[-1].ran == [(addresses, memory[0].data.ptr, 1, "handle")]
 
 
 @pytest.mark.parametrize(

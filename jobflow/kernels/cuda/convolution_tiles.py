@@ -2,13 +2,13 @@
 
 The result has rows and columns, and is summed over a reduction:
 
-    operation    rows                 columns           reduction                   first matrix     second matrix
-    forward      samples, positions   filters           taps, channels of a group   windows of x     filters
-    input        samples, positions   channels          taps, filters of a group    windows of dy    filters
-    weight       filters              taps, channels    samples, positions          dy               windows of x.
+    operation    rows                  columns           reduction                    first matrix      second matrix
+    forward      samples, positions    filters           taps, channels of a group    windows of x      filters
+    input        samples, positions    channels          taps, filters of a group     windows of dy     filters
+    weight       filters               taps, channels    samples, positions           dy                windows of x
 
 Groups are independent products.  A block has a tile of 64 x 64 results and iterates over the reduction in steps of 16.  The reduction of the
-weight gradient is long and its result small, so several blocks share it: each writes its sums to scratch memory, and a second kernel adds
+weight gradient is long and its result small, so several blocks share it.  Each writes its sums to scratch memory, and a second kernel adds
 them in order.  No value is added by two blocks, so equal inputs give equal bits.
 
 A thread reads 16 bytes of channels that are adjacent in memory, else single elements.  Sizes and strides are constants of the text.  Sums are in the
