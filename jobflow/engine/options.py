@@ -18,10 +18,11 @@ from jobflow.core.errors import ConfigError, VariableError, did_you_mean, user_l
 from jobflow.core.extras import optional
 from jobflow.core.notices import notice
 from jobflow.core.types import DType
+from jobflow.engine.anomalies import anomalies
 from jobflow.engine.placements import placement, world_size
 from jobflow.graph.strategy import Strategy
 from jobflow.kernels.machine_class import own_class
-from jobflow.kernels.target import SETTINGS, Computing
+from jobflow.kernels.target import SETTINGS, Checks, Computing
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world.environment import default_client
 
@@ -104,6 +105,14 @@ def checkpoint_format_at_first() -> str:
     configured = os.environ.get(variables.CHECKPOINTS, "").strip() or CHECKPOINT_FORMATS[0]
     with _of_variable():
         Option(choices=CHECKPOINT_FORMATS).check(variables.CHECKPOINTS, configured)
+    return configured
+
+
+def debug_at_first() -> str:
+    """Return the default of the option `debug`; raise VariableError if the environment sets an unknown value."""
+    configured = os.environ.get(variables.DEBUG, "").strip() or ("sync" if os.environ.get(variables.BLOCKING, "").strip() not in ("", "0") else "off")
+    with _of_variable():
+        Option(choices=("off", "sync")).check(variables.DEBUG, configured)
     return configured
 
 
@@ -221,6 +230,8 @@ class Settings:
     kernels: str = option(kernels_at_first, str, choices=tuple(SETTINGS), late=True)
     #: "highest": products of float32 on GPUs have full precision; "high" and "medium": their factors are rounded to TF32
     matmul_precision: str = option("highest", str, choices=("highest", "high", "medium"), late=True)
+    #: "sync": the host waits for a GPU after each call, so that the error of a kernel names its instruction and line
+    debug: str = option(debug_at_first, str, choices=("off", "sync"), default="sync", late=True)
     #: set by `use_deterministic_algorithms`
     deterministic: bool = False
     #: cache directory of files that can be regenerated, such as compiled loops; None: $JOBFLOW_CACHE, or jobflow in ~/.cache
@@ -242,7 +253,8 @@ class Settings:
     @property
     def computing(self) -> Computing:
         """The settings on which the kernels of a program depend."""
-        return Computing(self.kernels, self.matmul_precision, self.deterministic)
+        checks = Checks(self.debug == "sync", anomalies.enabled and anomalies.check_nan)
+        return Computing(self.kernels, self.matmul_precision, self.deterministic, checks)
 
 
 @dataclass
@@ -283,7 +295,7 @@ class _Setters(Names):
                 check_kernels(val, f"{self._owner}.{full}({val!r}) at {user_line()}")
             with scope.lock():
                 stored = self._store(full, option, val)
-                if full in ("kernels", "matmul_precision"):
+                if full in ("kernels", "matmul_precision", "debug"):
                     forget_prepared()
                 return stored
 

@@ -227,6 +227,9 @@ class set_detect_anomaly:
     Operations record the user's line while the switch is on.  Backward raises an error if a gradient contains NaN or cannot be computed; the
     error names the operation and the line of its forward call.  Every rank with a piece of the gradient raises the error.  `check_nan=False`
     omits the search for NaN.
+
+    Jobs and graphs that are called while the switch is on raise JobError if a gradient or a result contains NaN, before variables change.  The error
+    names the instruction that computed the first NaN.
     """
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:

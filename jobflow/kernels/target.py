@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -65,6 +66,24 @@ class ProductMode:
 PRODUCTS = ProductMode()
 
 
+class Checks(NamedTuple):
+    """Checks of each run of a program.
+
+    synchronous  the host waits for a GPU after each call, so that an error names its instruction
+    anomalies    NaN in gradients and results raises an error, before variables change
+    """
+
+    synchronous: bool = False
+    anomalies: bool = False
+
+    def __str__(self) -> str:
+        return ", ".join(name for name, value in self._asdict().items() if value)
+
+
+#: the default: errors of kernels are reported late, and NaN is a value
+NO_CHECKS = Checks()
+
+
 @dataclass(frozen=True)
 class Target:
     """A kind of device and the tier of its kernels.  Plans for different targets differ, so compiled programs are cached by target.
@@ -73,6 +92,7 @@ class Target:
     tables           the module with the target's PATTERNS: folds of adjacent operations, and storage formats of values
     fusion           bounds of a region of operations; None if operations are not fused
     products         the way in which a GPU computes matrix products
+    checks           checks of each run
     """
 
     kind: Kind = "cpu"
@@ -81,9 +101,10 @@ class Target:
     tables: str = "jobflow.kernels.patterns"
     fusion: FusionLimits | None = None
     products: ProductMode = PRODUCTS
+    checks: Checks = NO_CHECKS
 
     def __str__(self) -> str:
-        return f"{self.kind}, {self.tier}"
+        return ", ".join(filter(None, (self.kind, self.tier, str(self.checks))))
 
     @property
     def patterns(self) -> Patterns:
@@ -112,9 +133,10 @@ def fallback(setting: str) -> str | None:
 
 
 @lru_cache
-def target_of(tag: str, setting: str = "auto", products: ProductMode = PRODUCTS) -> Target:
+def target_of(tag: str, setting: str = "auto", products: ProductMode = PRODUCTS, checks: Checks = NO_CHECKS) -> Target:
     """Return the target of a device "cpu" or "gpu" under a setting of `flow.config.kernels`; `products` has no effect on CPUs."""
-    return _gpu_target(GPU_SETTINGS[setting], products) if tag == "gpu" else _cpu_target(setting)
+    target = _gpu_target(GPU_SETTINGS[setting], products) if tag == "gpu" else _cpu_target(setting)
+    return replace(target, checks=checks) if any(checks) else target
 
 
 def _gpu_target(tier: Tier, products: ProductMode) -> Target:
@@ -141,10 +163,12 @@ class Computing(NamedTuple):
     kernels: str = "auto"
     matmul_precision: str = "highest"
     deterministic: bool = False
+    checks: Checks = NO_CHECKS
 
     def target(self, tag: str, timed: bool) -> Target:
         """Return the target of a device "cpu" or "gpu"; `timed` algorithms suit programs of one rank, if memory holds their operands."""
-        return target_of(tag, self.kernels, ProductMode(self.matmul_precision != "highest", self.deterministic, timed and not self.deterministic))
+        products = ProductMode(self.matmul_precision != "highest", self.deterministic, timed and not self.deterministic)
+        return target_of(tag, self.kernels, products, self.checks)
 
 
 #: the default target

@@ -10,13 +10,15 @@ collectives and scratch of kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE
 from jobflow.core.tables import TextTable
+from jobflow.core.types import TensorType
 from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Slot, Transfer, Wait
 
 #: The kinds of memory use, in the order of the table.
@@ -52,14 +54,20 @@ class _Touch:
     category: str | None  # None: a read
 
 
+class LiveValue(NamedTuple):
+    """A value in use at the peak of a plan: its bytes, its type, and the instruction that writes it with the user's line."""
+
+    nbytes: int
+    type: TensorType
+    writer: str
+
+
 def footprint(plan: Plan) -> Footprint:
     """Return the memory of a rank by category, and its peak."""
     instructions = plan.instructions
-    touches = [touch for touch in _ordered_accesses(plan, instructions) if touch.slot.buffer in plan.buffers]
-    last = len(instructions) + 1
-    in_use = np.zeros((len(CATEGORIES), last + 1), np.int64)
-    for buffer in sorted({touch.slot.buffer for touch in touches}):
-        _add_lives([touch for touch in touches if touch.slot.buffer == buffer], in_use)
+    in_use = np.zeros((len(CATEGORIES), len(instructions) + 2), np.int64)
+    for touches in _by_buffer(plan):
+        _add_lives(touches, in_use)
     total = in_use.sum(axis=0)
     fullest = int(total.argmax())
     at_peak = {category: int(in_use[i, fullest]) for i, category in enumerate(CATEGORIES)}
@@ -67,6 +75,42 @@ def footprint(plan: Plan) -> Footprint:
         kind = "variables" if slot.buffer.endswith((":parameter", ":scalar")) else "optimizer state"
         at_peak[kind] += slot.type.nbytes
     return Footprint(at_peak, _describe(instructions, fullest), int(total[fullest]), sum(plan.buffers.values()))
+
+
+def largest_values(plan: Plan, count: int) -> list[LiveValue]:
+    """Return the largest values in use at the peak of a plan, at most `count`, the largest first; variables are not included."""
+    instructions = plan.instructions
+    buffers = _by_buffer(plan)
+    in_use = np.zeros((len(CATEGORIES), len(instructions) + 2), np.int64)
+    for touches in buffers:
+        _add_lives(touches, in_use)
+    time = int(in_use.sum(axis=0).argmax())
+    live = [
+        LiveValue(nbytes, touch.slot.type, _describe(instructions, touch.time)) for touches in buffers for touch, nbytes in _live_at(touches, time)
+    ]
+    return sorted(live, key=lambda value: -value.nbytes)[:count]
+
+
+def _by_buffer(plan: Plan) -> list[list[_Touch]]:
+    """Return the reads and writes of each buffer of the plan, in order of time."""
+    touches = [touch for touch in _ordered_accesses(plan, plan.instructions) if touch.slot.buffer in plan.buffers]
+    return [[touch for touch in touches if touch.slot.buffer == buffer] for buffer in sorted({touch.slot.buffer for touch in touches})]
+
+
+def _live_at(touches: Sequence[_Touch], time: int) -> list[tuple[_Touch, int]]:
+    """Return the writes whose bytes are in use at a time, with the number of these bytes."""
+    edges = np.unique([edge for touch in touches for edge in (touch.slot.offset, touch.slot.stop)])
+    writer, decided, live = np.full(len(edges) - 1, -1), np.zeros(len(edges) - 1, bool), np.zeros(len(edges) - 1, bool)
+    for number, touch in enumerate(touches):
+        part = slice(*np.searchsorted(edges, (touch.slot.offset, touch.slot.stop)))
+        if touch.category is not None and touch.time <= time:
+            writer[part] = number
+            decided[part] = live[part] = touch.time == time  # bytes that are written and never read are in use once
+        elif touch.time >= time:
+            live[part] |= ~decided[part] & (touch.category is None)
+            decided[part] = True
+    nbytes = np.bincount(writer[live & (writer >= 0)], np.diff(edges)[live & (writer >= 0)], len(touches))
+    return [(touch, int(n)) for touch, n in zip(touches, nbytes, strict=True) if n]
 
 
 def _ordered_accesses(plan: Plan, instructions: tuple[Instruction, ...]) -> Iterator[_Touch]:

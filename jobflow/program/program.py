@@ -93,7 +93,7 @@ class Program:
         graph = self.physical.graph
         separate = private_copies(graph)
         _check_separate(state, separate, graph)
-        with memory_of(f"job {graph.name}: variables"):
+        with memory_of(f"job {graph.name}"):
             new = state.declare(graph.variables.values(), self.storage.share, separate)
         is_host = rank.device.tag == "cpu"  # others have a current device for each thread
         with concurrently(partial(state.initialize, new, self.target)) if is_host else nullcontext():

@@ -11,13 +11,14 @@ of them raise the first one, and all can run again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import NOWHERE, AbortedError, JobflowError
+from jobflow.core.errors import NOWHERE, AbortedError, JobError, JobflowError
 from jobflow.core.types import Array
 from jobflow.kernels import registry
 from jobflow.kernels.target import Target, target_of
@@ -25,12 +26,16 @@ from jobflow.ops.op import Call
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_argument, is_common
+from jobflow.runtime.anomalies import AnomalySearch
 from jobflow.runtime.assertion_results import AssertionResults
 from jobflow.runtime.comm.communicator import Binding, Communicator
+from jobflow.runtime.device.cuda_copies import SIDES
 from jobflow.runtime.device.cuda_device import CudaDevice
+from jobflow.runtime.device.cuda_errors import FIND, KernelFailure, is_kernel_failure
 from jobflow.runtime.device.cuda_graph import CapturedGraph
-from jobflow.runtime.device.device import Device, memory_of
+from jobflow.runtime.device.device import ADVICE, Device, OutOfMemory, memory_of
 from jobflow.runtime.failed_assertions import FailedAssertion, assertions, failed_assertion, raise_first
+from jobflow.runtime.memory_contents import largest_values_text
 from jobflow.runtime.replays import Replays
 from jobflow.runtime.variable_buffers import State, window
 
@@ -59,6 +64,16 @@ class ReboundArgument:
         self.readers: list[tuple[list[Call], int, int, Compute]] = []
 
 
+class Synchronization:
+    """A call that waits for a GPU."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+
+    def __call__(self) -> None:
+        self._device.synchronize()
+
+
 class Executor:
     """One plan, bound to the buffers of one rank.  Binding is collective: every rank binds the plans of a job together."""
 
@@ -72,10 +87,12 @@ class Executor:
         #: called at the start of each run
         self.begin: Callable[[], None] | None = None
         common = {} if through is None else through.buffers
-        with memory_of(f"job {plan.job}: intermediate values"):
+        own = {feed.slot.buffer: feed.slot.type.nbytes for feed in plan.feeds if is_argument(feed.slot.buffer)}
+        with memory_of(f"job {plan.job}: intermediate values", partial(largest_values_text, plan)):
+            device.require(sum(plan.buffers.values()) + sum(own.values()) + SIDES * sum(feed.slot.type.nbytes for feed in plan.feeds))
             self.buffers = {**state.buffers, **common, "arena": device.allocate(plan.buffers["arena"])}
             self.buffers["shared"] = comm.allocate(plan.buffers["shared"])
-            self.buffers |= {feed.slot.buffer: device.allocate(feed.slot.type.nbytes) for feed in plan.feeds if is_argument(feed.slot.buffer)}
+            self.buffers |= {name: device.allocate(nbytes) for name, nbytes in own.items()}
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
         self._waits: dict[int, list[Call]] = {}
         runtime_assertions = assertions(plan.body)
@@ -106,6 +123,11 @@ class Executor:
         self._rank = comm.members[comm.rank]
         if self._results is not None:
             self._copy_results(self._results, comm.size == 1 and self.target.tier == "nvrtc")
+        self._anomalies = AnomalySearch(plan, device, self.view) if self.target.checks.anomalies else None
+        #: exchanges objects between the ranks
+        self._all = comm.exchange
+        if self.target.checks.synchronous and isinstance(device, CudaDevice):
+            self._wait_after_calls(device)
         #: captured graphs in place of the calls of both parts together, or of each; empty on CPUs, and for runs that need single calls
         self.replays = self._replays_of(device)
         #: a barrier after a run that writes shared memory, so that the next run reads complete data
@@ -139,11 +161,18 @@ class Executor:
         raise_first([failed_assertion(self.plan.body, instruction, self._rank, error)])
 
     def _replays_of(self, device: Device) -> list[Replays]:
-        if not isinstance(device, CudaDevice):
+        if not isinstance(device, CudaDevice) or self.target.checks.synchronous:
             return []
-        together = self._exchange is None and self.meet is None
+        together = self._exchange is None and self.meet is None and self._anomalies is None
         parts = [[*self.body, *self.epilogue]] if together else [self.body, self.epilogue]
         return [Replays(device, f"job {self.plan.job}", part) for part in parts]
+
+    def _wait_after_calls(self, device: CudaDevice) -> None:
+        """Insert a wait of the host after each call, which raises the error of this call."""
+        count = len(self.body)
+        self.body, self.epilogue = ([one for call in part for one in (call, (Synchronization(device), ()))] for part in (self.body, self.epilogue))
+        self.call_instructions = [instruction for instruction in self.call_instructions for _ in range(2)]
+        assert len(self.body) == 2 * count
 
     def _must_meet(self, comm: Communicator) -> bool:
         """Return True if the ranks need a barrier between body and epilogue; the result is the same on all ranks.
@@ -161,6 +190,13 @@ class Executor:
         return window(self.device.xp, self.buffers[slot.buffer], slot)
 
     def _bind(self, instruction: Instruction, comm: Communicator) -> list[Call]:
+        try:
+            return self._prepared(instruction, comm)
+        except OutOfMemory as error:
+            where = f"job {self.plan.job}: temporary memory of {instruction.name} at {instruction.where}"
+            raise OutOfMemory(f"{where}: {error}\n{largest_values_text(self.plan)}") from error
+
+    def _prepared(self, instruction: Instruction, comm: Communicator) -> list[Call]:
         match instruction:
             case Compute(RuntimeAssertion(), inputs, outputs) if self._results is not None:
                 return self._results.calls(instruction, self.view(inputs[0]), self.view(outputs[0]))
@@ -195,17 +231,21 @@ class Executor:
 
         If `arguments` is None, arguments and outputs are in memory shared by the ranks, and the returned list is empty.
         """
+        try:
+            return self._run(arguments)
+        except Exception as error:
+            if is_kernel_failure(error) and not getattr(error, "is_located", False):
+                raise self._kernel_failure(error, self.call_instructions[-1]) from error
+            raise
+
+    def _run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
         if self.begin is not None:
             self.begin()
         if self._results is not None:
             self._results.begin()
-        if arguments is None:
-            for target, value in self._takes:
-                self.device.upload(target, value)
-        else:
-            self.feed(arguments)
+        self._take(arguments)
         with np.errstate(all="ignore"):
-            self._step()
+            self._step(arguments)
             if self.depart is not None:
                 self.depart()
         if arguments is not None:
@@ -217,18 +257,40 @@ class Executor:
             np.copyto(target, value)
         return []
 
-    def _step(self) -> None:
+    def _take(self, arguments: Mapping[str, Array] | None) -> None:
+        """Copy the arguments of a run to the rank."""
+        if arguments is not None:
+            self.feed(arguments)
+            return
+        for target, value in self._takes:
+            self.device.upload(target, value)
+
+    def _step(self, arguments: Mapping[str, Array] | None) -> None:
         body, *late = [each.launches() for each in self.replays] or [self.body, self.epilogue]
         failure = self._perform(body)
         if self._exchange is not None:
             self._raise_failure(failure)
-        elif self.meet is not None:
+        if self._anomalies is not None:
+            self._raise_anomaly(self._anomalies, arguments)
+        if self.meet is not None:
             self.device.synchronize()
             self.meet()
         for epilogue in late:
             failure = self._perform(epilogue)
             if failure is not None:
                 raise failure.error(failure.text)
+
+    def _raise_anomaly(self, anomalies: AnomalySearch, arguments: Mapping[str, Array] | None) -> None:
+        """Raise an error on all ranks if a value that leaves the body contains NaN on any rank; variables have not changed."""
+        if not any(self._all(anomalies.found())):
+            return
+        self._take(arguments)
+        calls = zip(self.call_instructions, self.body, strict=False)
+        raise_first(self._all(anomalies.first(calls, self._rank)))
+        raise JobError(
+            f"job {self.plan.job}: NaN in a gradient or result, and not when the run was repeated to find the operation; no variable has changed; "
+            "call flow.use_deterministic_algorithms(True)"
+        )
 
     def show(self, outputs: Iterable[int]) -> dict[int, tuple[Array, Array, int]]:
         """Stop copying these outputs; return the array, the buffer and the offset of each, by position.
@@ -322,19 +384,50 @@ class Executor:
             except AbortedError:
                 raise
             except Exception as error:
-                if isinstance(f, CapturedGraph):
-                    raise JobflowError(f"{self._range_of(f)}: {error} ({type(error).__name__})") from error
-                instruction = self._instruction_of(f, a)
+                graph = f if isinstance(f, CapturedGraph) else None
+                instruction = self._instruction_of(*(graph.calls[-1] if graph is not None else (f, a)))
+                if is_kernel_failure(error):
+                    raise self._kernel_failure(error, instruction) from error
+                if graph is not None:
+                    raise JobflowError(f"{self._range_of(graph)}: {error} ({type(error).__name__}); {FIND}") from error
                 if isinstance(instruction, Compute) and isinstance(instruction.op, RuntimeAssertion) and isinstance(error, instruction.op.error):
                     failure = failure or failed_assertion(self.plan.body, instruction, self._rank, error)
                     continue
                 if failure is not None:  # a consequence of the failed assertion
                     raise failure.error(failure.text) from error
-                where = f"{instruction.name} at {instruction.where}"
-                if isinstance(error, JobflowError):
-                    error.args = (f"{where}: {error}",)
+                located = self._located(error, instruction)
+                if located is error:
                     raise
-                raise JobflowError(f"{where}: {error} ({type(error).__name__})") from error
+                raise located from error
+
+    def _located(self, error: Exception, instruction: Instruction) -> JobflowError:
+        """Return an error of a call with the instruction, the user's line, and a note if the updates had begun."""
+        where = f"{instruction.name} at {instruction.where}"
+        located: JobflowError
+        if isinstance(error, JobflowError):
+            error.args = (f"{where}: {error}",)
+            located = error
+        elif isinstance(error, MemoryError):
+            located = OutOfMemory(f"{where}: temporary memory: {error}; {ADVICE}\n{largest_values_text(self.plan)}")
+        else:
+            located = JobflowError(f"{where}: {error} ({type(error).__name__})")
+        if any(instruction is each for each in self.plan.epilogue):
+            located.add_note(f"the updates of job {self.plan.job} had begun: variables may be from before and after this run; load a checkpoint")
+        return located
+
+    def _kernel_failure(self, error: Exception, last: Instruction) -> KernelFailure:
+        """Return the error of a kernel at or before the instruction `last`; a synchronous run has waited after each instruction before it."""
+        cause = error.__cause__ if isinstance(error, KernelFailure) and error.__cause__ is not None else error
+        first = self.call_instructions[0]
+        if self.target.checks.synchronous:
+            failure = KernelFailure(f"{last.name} at {last.where}: {cause}; the process cannot use the GPU any more")
+        else:
+            failure = KernelFailure(
+                f"job {self.plan.job}: a kernel failed in an instruction from {first.name} at {first.where} to {last.name} at {last.where}, "
+                f"or in earlier work of the GPU: {cause}; {FIND}"
+            )
+        failure.is_located = True
+        return failure
 
     def _instruction_of(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Instruction:
         calls = enumerate(chain(self.body, self.epilogue))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from jobflow.ops.source import Constant
 from jobflow.plan.plan import Slot
 from jobflow.plan.storage import COMMON, OWN, is_common, place_variables
 from jobflow.runtime.comm.communicator import Communicator
-from jobflow.runtime.device.device import Device
+from jobflow.runtime.device.device import Device, memory_of
 from jobflow.runtime.device.numpy_device import CpuDevice
+from jobflow.runtime.memory_contents import largest_variables_text
 
 
 def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
@@ -63,11 +65,17 @@ class State:
         if common is None:
             slots, sizes = place_variables(new, self.rank, self._buffer_count)
         self._buffer_count += len(sizes)
-        self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items() if not is_common(name)} | (common or {}))
+        with memory_of("variables", partial(largest_variables_text, slots)):
+            self._allocate(sizes, common or {})
         self.slots.update(slots)
         self.variables.update({variable.name: variable for variable in new})
         mine = [v for v in new if self.rank == 0 or not is_common(slots[v.name].buffer)]
         return [v.name for v in mine if is_common(slots[v.name].buffer) or not _is_zero(v.initializer)]
+
+    def _allocate(self, sizes: Mapping[str, int], common: Mapping[str, Array]) -> None:
+        own = {name: nbytes for name, nbytes in sizes.items() if not is_common(name)}
+        self.device.require(sum(own.values()))
+        self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in own.items()} | dict(common))
 
     def forget(self, names: Iterable[str]) -> None:
         """Remove these variables; memory is freed with the last variable in it."""

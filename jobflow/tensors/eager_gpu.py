@@ -20,6 +20,7 @@ from jobflow.kernels.target import Target
 from jobflow.ops.chain import Chain
 from jobflow.ops.op import Binder, Call, Op
 from jobflow.ops.runtime_assertions import RuntimeAssertion
+from jobflow.runtime.device.cuda_errors import KernelFailure
 from jobflow.runtime.device.cuda_facts import PoolBytes, is_pinned, memory_info, pool_bytes
 from jobflow.runtime.device.cuda_memory import size_text
 from jobflow.runtime.device.device import OutOfMemory
@@ -195,12 +196,29 @@ class GpuCalls:
 
     def __init__(self, op: Op, gpu: EagerGpu) -> None:
         self._op, self._gpu = op, gpu
-        self._bind = partial(_bind, op, gpu.target)
+        target = gpu.target
+        self._bind = partial(_bind, op, target)
+        self._synchronous = target.checks.synchronous
         #: by strides and alignment of the operands; None if they are bound at each run
         self._prepared: dict[Any, PreparedLaunches | None] = {}
 
     def run(self, _: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Launch the operation on these arrays; the GPU must be active."""
+        """Launch the operation on these arrays; the GPU must be active.
+
+        Raises: OutOfMemory.  With `flow.config.debug("sync")`, KernelFailure if a kernel of the operation fails.
+        """
+        try:
+            self._launch(inputs, outputs)
+            if self._synchronous:
+                self._gpu.device.synchronize()
+        except KernelFailure as error:
+            raise KernelFailure(f"{self._op.word()} at {user_line()}: {error.__cause__}; the process cannot use the GPU any more") from error
+        except MemoryError as error:
+            if isinstance(error, OutOfMemory):
+                raise
+            raise OutOfMemory(f"{self._op.word()} at {user_line()}: temporary memory: {error}; use smaller sizes, or delete tensors") from error
+
+    def _launch(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if isinstance(self._op, RuntimeAssertion):
             self._gpu.assertions.check(self._op, inputs[0], outputs[0])
             return

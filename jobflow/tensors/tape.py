@@ -8,7 +8,6 @@ the saved tensors have the positions of the original tensors in the graph.
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.types import Array, TensorType
+from jobflow.engine.anomalies import anomalies as anomalies
 from jobflow.ops.chain import chained
 from jobflow.ops.derivative import Derivative, derivative
 from jobflow.ops.op import Op
@@ -51,16 +51,6 @@ class ReadyCallback:
 
     def __call__(self, gradient: TensorBase) -> None:
         self.callback()
-
-
-class Anomalies(threading.local):
-    """The anomaly detection of a Python thread: nodes record the user's line, and an error for NaN in gradients names that line."""
-
-    enabled = False
-    check_nan = True
-
-
-anomalies = Anomalies()
 
 
 class TapeNode:

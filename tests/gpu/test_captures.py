@@ -38,13 +38,20 @@ def test_stub_replays_graphs_and_refuses_what_cuda_refuses(tmp_path: Path) -> No
 
 @pytest.mark.full
 @pytest.mark.skipif(bool(host_runtime.missing()), reason=host_runtime.missing() or "nothing is missing")
-def test_program_that_exceeds_the_memory_names_job_purpose_and_bytes(tmp_path: Path) -> None:
-    environment = os.environ | {"JOBFLOW_GPU_STUB_MEMORY": str(7 << 28)}
+@pytest.mark.parametrize(
+    ("fraction", "limit"), [("1", r"2.00 GiB are free; use"), ("0.9", r"2.00 GiB are free under the limit of 1.80 GiB by cuda.set_")]
+)
+def test_program_that_exceeds_the_memory_names_job_bytes_and_largest_values(tmp_path: Path, fraction: str, limit: str) -> None:
+    environment = os.environ | {"JOBFLOW_GPU_STUB_MEMORY": str(2 << 30)}
     program = PROGRAM.with_name("stub_memory.py")
-    done = subprocess.run([sys.executable, str(program), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, str(program), str(tmp_path), fraction], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    message = r"job train_step: intermediate values: allocation on gpu 0: [\d.]+ [MG]iB are needed, and [\d.]+ MiB of 1\.75 GiB are free"
-    assert re.search(message, done.stdout), done.stdout
+    first, *table = done.stdout.splitlines()
+    assert re.match(
+        r"OutOfMemory: job train_step: intermediate values: allocation on gpu 0: [\d.]+ [MG]iB are needed, and [\d.]+ MiB of " + limit, first
+    )
+    assert table[0] == "largest values at the peak, in MiB" and len(table) == 11
+    assert all(re.match(r" *[\d.]+ +b?float\d+\[[\d,]+\] +\S+ at jobflow_models\.py:\d+$", line) for line in table[1:]), table
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, module in fake_cupy.modules(2).items():
         monkeypatch.setitem(sys.modules, name, module)
     pool = SimpleNamespace(used_bytes=lambda: 100, total_bytes=lambda: 512, free_all_blocks=lambda: None, set_limit=lambda size: None)
+    vars(pool).update(get_limit=lambda: 0, free_bytes=lambda: 0)
     monkeypatch.setattr(sys.modules["cupy"], "get_default_memory_pool", lambda: pool, raising=False)
     monkeypatch.setenv("JOBFLOW_KERNELS", "numpy")
     before = fake_cupy.current.device

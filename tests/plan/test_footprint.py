@@ -10,7 +10,7 @@ from jobflow import scope
 from jobflow.core.layout import Reduction, whole_box
 from jobflow.core.types import TensorType, contiguous_strides, float32
 from jobflow.ops.elementwise import Add
-from jobflow.plan.footprint import footprint, footprint_text
+from jobflow.plan.footprint import footprint, footprint_text, largest_values
 from jobflow.plan.plan import Collective, Compute, Feed, Instruction, Plan, Slot
 from jobflow.tools.explain import laid_out, load_job
 
@@ -45,6 +45,20 @@ def test_unread_values_live_during_their_write() -> None:
     x, y = slot(0, 16), slot(64, 32)
     result = footprint(plan(add("first", x, x, y), add("second", x, x, x), fetch=x))
     assert (result.needed, result.peak.split()[0]) == (64 + 128, "first")
+
+
+def test_largest_values_are_those_in_use_at_the_peak() -> None:
+    x, y, z, w = slot(0, 16), slot(64, 32), slot(192, 64), slot(448, 4)
+    job = plan(add("first", x, x, y), add("second", y, x, z), add("third", z, z, w), add("fourth", z, w, z), fetch=z)
+    values = [(value.nbytes, value.writer) for value in largest_values(job, 10)]
+    assert values == [(256, "second"), (128, "first"), (64, "arguments")] and sum(n for n, _ in values) == footprint(job).needed
+    assert [value.type for value in largest_values(job, 1)] == [z.type]
+
+
+def test_bytes_that_are_written_in_place_count_once() -> None:
+    x, y = slot(0, 16), slot(64, 32)
+    job = plan(add("first", x, x, y), add("second", y, x, y), add("third", y, y, x), fetch=x)
+    assert [(value.nbytes, value.writer) for value in largest_values(job, 10)] == [(128, "first"), (64, "arguments")]
 
 
 def test_each_byte_counts_for_the_phase_that_wrote_it() -> None:

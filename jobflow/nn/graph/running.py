@@ -80,7 +80,10 @@ class Bound:
         self.group = RankGroup.of(built.graph)
         self._check_memory()
         self.physical = distribute(self.group.graph(built.graph))
-        self.lines = [f"kernels: {self.key[0].kernels}", *physical_text(self.physical).splitlines()]
+        self.lines = [
+            " ".join(filter(None, (f"kernels: {self.key[0].kernels}", str(self.key[0].checks)))),
+            *physical_text(self.physical).splitlines(),
+        ]
         self.digest = program_digest(self.lines)
         results = [x for _, x in leaves(built.result, "an output")]
         self.outputs = [self._output_meta(value, x) for value, x in zip(self.physical.graph.outputs, results, strict=True)]

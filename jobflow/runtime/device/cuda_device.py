@@ -24,6 +24,7 @@ from jobflow.core.errors import PlacementError, counted
 from jobflow.core.types import Array, DType, Xp
 from jobflow.ops.op import Call
 from jobflow.runtime.device.cuda_copies import LARGEST, SIDES, Downloads, Feeder, Uploads, block_bytes
+from jobflow.runtime.device.cuda_errors import FIND, KernelFailure, is_kernel_failure
 from jobflow.runtime.device.cuda_graph import CapturedGraph, captured
 from jobflow.runtime.device.cuda_memory import ALIGNMENT, CudaMemory
 from jobflow.runtime.device.current_stream import current_stream
@@ -103,6 +104,9 @@ class CudaDevice:
 
     def allocate(self, nbytes: int) -> Array:
         return self._memory.take(nbytes)
+
+    def require(self, nbytes: int) -> None:
+        self._memory.require(nbytes)
 
     def constant(self, value: Array) -> Array:
         """Return a copy of a NumPy array on the device, in memory that no other array uses."""
@@ -233,11 +237,19 @@ class CudaDevice:
         self.wait(self.stream)
 
     def wait(self, point: Any) -> None:
-        """Wait for a stream or an event; raise the error of a failed rank, whose messages never arrive."""
-        if self.listen is None:
-            point.synchronize()
-        else:
-            self._wait_and_listen(point, self.listen)
+        """Wait for a stream or an event; raise the error of a failed rank, whose messages never arrive.
+
+        Raises: KernelFailure if a kernel has failed.
+        """
+        try:
+            if self.listen is None:
+                point.synchronize()
+            else:
+                self._wait_and_listen(point, self.listen)
+        except RuntimeError as error:
+            if not is_kernel_failure(error):
+                raise
+            raise KernelFailure(f"gpu {self.index}: an earlier kernel failed: {error}; {FIND}") from error
         for reference in tuple(self.after_waits):
             method = reference()
             if method is None:

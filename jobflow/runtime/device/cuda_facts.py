@@ -24,6 +24,14 @@ class PoolBytes(NamedTuple):
     reserved: int
 
 
+class FreeMemory(NamedTuple):
+    """The bytes that the program can still allocate, the bytes of the GPU, and the limit of the program's memory, 0 without one."""
+
+    free: int
+    total: int
+    limit: int
+
+
 def _cupy() -> Any:
     return importlib.import_module("cupy")
 
@@ -74,6 +82,16 @@ def memory_info(index: int) -> tuple[int, int]:
     with cupy.cuda.Device(index):
         free, total = cupy.cuda.runtime.memGetInfo()
     return int(free), int(total)
+
+
+def free_memory(index: int) -> FreeMemory:
+    """Return the memory of GPU number `index` that the program can allocate: free memory, and unused memory of CuPy's pool, up to its limit."""
+    cupy = _cupy()
+    free, total = memory_info(index)
+    with cupy.cuda.Device(index):
+        pool = cupy.get_default_memory_pool()
+        free, limit = free + int(pool.free_bytes()), int(pool.get_limit())
+        return FreeMemory(min(free, max(limit - int(pool.used_bytes()), 0)) if limit else free, total, limit)
 
 
 def timed_event() -> Any:

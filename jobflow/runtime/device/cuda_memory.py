@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from jobflow.core.types import Array
+from jobflow.runtime.device.cuda_facts import free_memory
 from jobflow.runtime.device.current_stream import current_stream
-from jobflow.runtime.device.device import OutOfMemory
+from jobflow.runtime.device.device import ADVICE, OutOfMemory
 
 #: alignment in bytes for the widest vectorised loads and library kernels
 ALIGNMENT = 256
@@ -45,14 +46,27 @@ class CudaMemory:
             with current_stream(self._cupy, self._index, self._stream):
                 array = self._cupy.zeros(nbytes, "uint8")
         except self._cupy.cuda.memory.OutOfMemoryError as error:
-            with self._cupy.cuda.Device(self._index):
-                free, total = self._cupy.cuda.runtime.memGetInfo()
-            raise OutOfMemory(
-                f"allocation on gpu {self._index}: {size_text(nbytes)} are needed, and {size_text(free)} of {size_text(total)} are free; "
-                "use smaller batches, activation checkpointing or ZeRO, or end other programs on this GPU"
-            ) from error
+            raise self._error(nbytes) from error
         self._stream.synchronize()
         return array
+
+    def require(self, nbytes: int) -> None:
+        """Raise OutOfMemory if fewer than `nbytes` bytes are free."""
+        if nbytes > free_memory(self._index).free:
+            raise self._error(nbytes)
+
+    def _error(self, nbytes: int) -> OutOfMemory:
+        return OutOfMemory(
+            f"allocation on gpu {self._index}: {size_text(nbytes)} are needed, and {free_text(self._index)}; "
+            f"{ADVICE}, or end other programs on this GPU"
+        )
+
+
+def free_text(index: int) -> str:
+    """Return the free and the total memory of GPU number `index` as text, such as "2.00 GiB of 80.00 GiB are free"."""
+    free, total, limit = free_memory(index)
+    limited = f" under the limit of {size_text(limit)} by cuda.set_per_process_memory_fraction" if limit else ""
+    return f"{size_text(free)} of {size_text(total)} are free{limited}"
 
 
 def size_text(nbytes: int) -> str:

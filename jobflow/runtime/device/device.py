@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -14,13 +14,20 @@ class OutOfMemory(JobflowError, MemoryError):
     """Error for a buffer that does not fit into the memory of a device."""
 
 
+#: the remedies in messages about memory
+ADVICE = "use smaller batches, activation checkpointing or ZeRO"
+
+
 @contextmanager
-def memory_of(what: str) -> Iterator[None]:
-    """Begin the message of an OutOfMemory error in this context with `what`, such as a job and its arena."""
+def memory_of(what: str, contents: Callable[[], str] = str) -> Iterator[None]:
+    """Begin the message of an OutOfMemory error in this context with `what`, such as a job and its arena.
+
+    The result of `contents` follows the message, for example a table of the largest values.
+    """
     try:
         yield
     except OutOfMemory as error:
-        raise OutOfMemory(f"{what}: {error}") from error
+        raise OutOfMemory("\n".join(filter(None, (f"{what}: {error}", contents())))) from error
 
 
 class Device(Protocol):
@@ -42,6 +49,9 @@ class Device(Protocol):
 
         Raises: OutOfMemory.
         """
+
+    def require(self, nbytes: int) -> None:
+        """Raise OutOfMemory if fewer than `nbytes` bytes are free; a CPU accepts every number."""
 
     def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """Return an uninitialised array in scratch memory, valid during the calls of one instruction."""

@@ -36,6 +36,9 @@ class CpuDevice:
     def allocate(self, nbytes: int) -> Array:
         return aligned_zeros(nbytes)
 
+    def require(self, nbytes: int) -> None:
+        """Do nothing: the operating system allocates pages when they are written."""
+
     def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
         return self._scratch.take(shape, dtype)
 

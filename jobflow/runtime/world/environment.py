@@ -26,6 +26,10 @@ DEVICES = "JOBFLOW_DEVICES"
 KERNELS = "JOBFLOW_KERNELS"
 #: checkpoint format of programs that do not call `flow.config.checkpoint_format`
 CHECKPOINTS = "JOBFLOW_CHECKPOINTS"
+#: "sync": the host waits for a GPU after each call, for programs that do not call `flow.config.debug`
+DEBUG = "JOBFLOW_DEBUG"
+#: the variable of CUDA with the same meaning, unless it is 0
+BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
 def usable_cores() -> set[int]:

@@ -1,0 +1,159 @@
+"""Checks of each run on an imitated GPU with kernels compiled by g++: NaN, kernels that fail late, and values that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fake_nvrtc
+import fake_streams
+import host_cuda
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import scope
+from jobflow.core.errors import JobError
+from jobflow.core.types import bfloat16
+from jobflow.engine.session import current_session
+from jobflow.kernels.cuda.anomaly_kernels import PART, anomaly_search
+from jobflow.program.commands import executors_of
+from jobflow.runtime.device.cuda_device import CudaDevice
+from jobflow.runtime.device.cuda_errors import KernelFailure
+from jobflow.runtime.executor import Executor
+
+X = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
+
+pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no g++")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = fake_streams.current.device
+    with fake_nvrtc.installed(monkeypatch), scope.using(root=scope.Root()):
+        flow.config.gpu_device_num(1)
+        yield
+        flow.clear_default_session()
+    fake_streams.current.device = before
+    fake_streams.current.streams.clear()
+
+
+def train_job() -> Callable[[Any], Any]:
+    @flow.global_function(type="train")
+    def train(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:
+        hidden = flow.layers.dense(x, 3, kernel_initializer=flow.ones_initializer(), name="dense")
+        loss = flow.math.reduce_mean(flow.math.log(hidden))
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0.9).minimize(loss)
+        return loss
+
+    return train
+
+
+def variables() -> dict[str, Any]:
+    return {name: np.array(value.numpy()) for name, value in flow.get_all_variables().items()}
+
+
+def executors() -> list[Executor]:
+    world = current_session().world
+    assert world is not None
+    return list(executors_of(world.ranks[0]).values())
+
+
+class Failing:
+    """A launch after which the next wait reports an error of the kernel, as a GPU does."""
+
+    capturable = True
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launched = False
+        for kind in (fake_streams.Stream, fake_streams.Event):
+            monkeypatch.setattr(kind, "synchronize", self._raising(kind.synchronize))
+
+    def _raising(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def synchronize(point: Any) -> None:
+            original(point)
+            if self.launched:
+                error = fake_streams.CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+                error.status = 700  # type: ignore[attr-defined]
+                raise error
+
+        return synchronize
+
+    def __call__(self) -> None:
+        self.launched = True
+
+
+def test_nan_is_named_before_variables_change(gpu: None) -> None:
+    train = train_job()
+    with flow.autograd.detect_anomaly():
+        for step in range(3):
+            train(X + step)
+        before = variables()
+        with pytest.raises(JobError, match=r"log_0 at test_checked_runs.py:\d+: NaN in the result .*, in the forward pass of job train; no variable"):
+            train(-X)
+        for name, value in variables().items():
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+        with pytest.raises(JobError, match=r'job train: argument "x" contains NaN before the run'):
+            train(X * np.nan)
+        train(X)
+    assert any(not np.array_equal(value, before[name]) for name, value in variables().items())
+
+
+def test_synchronous_run_names_the_instruction_of_a_failed_kernel(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = train_job()
+    for setting, pattern in {
+        "off": r"job train: a kernel failed in an instruction from \S+ at \S+ to \S+ at \S+, or in earlier work of the GPU: cudaError.*; run again",
+        "sync": r"^\S*log_0 at test_checked_runs.py:\d+: cudaErrorIllegalAddress: .*; the process cannot use the GPU any more$",
+    }.items():
+        flow.config.debug(setting)
+        train(X)
+        executor = executors()[-1]
+        at = next(k for k, instruction in enumerate(executor.call_instructions) if "log" in instruction.name)
+        failing = Failing(monkeypatch)
+        executor.body[at] = (failing, ())
+        executor.replays = executor._replays_of(executor.device)
+        with pytest.raises(KernelFailure, match=pattern):
+            train(X)
+        failing.launched = False
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, bfloat16.numpy])
+def test_search_finds_nan_and_infinity_in_arrays_of_any_layout(gpu: None, dtype: Any) -> None:
+    device = CudaDevice(0)
+    device.activate()
+    whole = device.constant(np.zeros((2, PART // 2 + 5, 6), np.float32).astype(dtype))
+    views = [whole[:, :, :3], whole[1, ::2, 3:].T, whole[:1, :7, ::2]]
+    for view, value in ((views[0], np.nan), (views[1], np.inf), (views[2], -np.inf), (views[2], np.nan)):
+        found = device.constant(np.zeros(2, np.int64))
+        call = anomaly_search(0, views, found, device.constant)
+        assert call is not None
+        call[0](*call[1])
+        assert not device.to_host(found).any(), "the arrays are finite"
+        whole[0, 0, 5] = np.nan  # in no view
+        view[(-1,) * view.ndim] = value
+        call[0](*call[1])
+        assert device.to_host(found).tolist() == [np.isnan(value), np.isinf(value)]
+        whole[...] = 0
+
+
+def test_memory_that_a_kernel_cannot_allocate_is_reported_with_the_largest_values(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = train_job()
+    train(X)
+    executor = executors()[-1]
+
+    def allocate() -> None:
+        raise MemoryError("Out of memory allocating 4,096 bytes")
+
+    executor.body[1] = (allocate, ())
+    executor.replays = executor._replays_of(executor.device)
+    with pytest.raises(
+        MemoryError, match=r"(?s)log_0 at \S+: temporary memory: Out of memory allocating .*; use smaller .*largest values .*MiB.*0\.00 +float32\["
+    ):
+        train(X)
+    executor.epilogue[0] = (allocate, ())
+    executor.body[1] = (np.copyto, (np.zeros(1), np.zeros(1)))
+    executor.replays = executor._replays_of(executor.device)
+    with pytest.raises(MemoryError) as raised:
+        train(X)
+    assert "the updates of job train had begun" in raised.value.__notes__[0]
