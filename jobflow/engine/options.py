@@ -18,7 +18,7 @@ from jobflow.core.errors import ConfigError, VariableError, did_you_mean, user_l
 from jobflow.core.extras import optional
 from jobflow.core.notices import notice
 from jobflow.core.types import DType
-from jobflow.engine.anomalies import anomalies
+from jobflow.engine.anomaly_switch import anomalies
 from jobflow.engine.placements import placement, world_size
 from jobflow.graph.strategy import Strategy
 from jobflow.kernels.machine_class import own_class

@@ -26,7 +26,7 @@ from jobflow.ops.op import Call
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_argument, is_common
-from jobflow.runtime.anomalies import AnomalySearch
+from jobflow.runtime.anomaly_search import AnomalySearch
 from jobflow.runtime.assertion_results import AssertionResults
 from jobflow.runtime.comm.communicator import Binding, Communicator
 from jobflow.runtime.device.cuda_copies import SIDES
@@ -282,7 +282,7 @@ class Executor:
 
     def _raise_anomaly(self, anomalies: AnomalySearch, arguments: Mapping[str, Array] | None) -> None:
         """Raise an error on all ranks if a value that leaves the body contains NaN on any rank; variables have not changed."""
-        if not any(self._all(anomalies.found())):
+        if not any(self._all(anomalies.occurs())):
             return
         self._take(arguments)
         calls = zip(self.call_instructions, self.body, strict=False)

@@ -16,7 +16,7 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.types import Array, TensorType
-from jobflow.engine.anomalies import anomalies as anomalies
+from jobflow.engine.anomaly_switch import anomalies as anomalies
 from jobflow.ops.chain import chained
 from jobflow.ops.derivative import Derivative, derivative
 from jobflow.ops.op import Op

@@ -118,25 +118,26 @@ def test_synchronous_run_names_the_instruction_of_a_failed_kernel(gpu: None, mon
         failing.launched = False
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, bfloat16.numpy])
-def test_search_finds_nan_and_infinity_in_arrays_of_any_layout(gpu: None, dtype: Any) -> None:
+def test_search_finds_nan_and_infinity_in_arrays_of_any_layout_and_type(gpu: None) -> None:
     device = CudaDevice(0)
     device.activate()
-    whole = device.constant(np.zeros((2, PART // 2 + 5, 6), np.float32).astype(dtype))
-    views = [whole[:, :, :3], whole[1, ::2, 3:].T, whole[:1, :7, ::2]]
-    for view, value in ((views[0], np.nan), (views[1], np.inf), (views[2], -np.inf), (views[2], np.nan)):
-        found = device.constant(np.zeros(2, np.int64))
-        call = anomaly_search(0, views, found, device.constant)
-        assert call is not None
-        call[0](*call[1])
-        assert not device.to_host(found).any(), "the arrays are finite"
-        whole[0, 0, 5] = np.nan  # in no view
-        view[(-1,) * view.ndim] = value
-        call[0](*call[1])
-        assert device.to_host(found).tolist() == [np.isnan(value), np.isinf(value)]
-        whole[...] = 0
+    for dtype in (np.float64, np.float32, np.float16, bfloat16.numpy):
+        whole = device.constant(np.zeros((2, PART // 2 + 5, 6), np.float32).astype(dtype))
+        views = [whole[:, :, :3], whole[1, ::2, 3:].T, whole[:1, :7, ::2]]
+        for view, value in ((views[0], np.nan), (views[1], np.inf), (views[2], -np.inf), (views[2], np.nan)):
+            flags = device.constant(np.zeros(2, np.int64))
+            call = anomaly_search(0, views, flags, device.constant)
+            assert call is not None
+            whole[0, 0, 5] = np.nan  # in no view
+            call[0](*call[1])
+            assert not device.to_host(flags).any(), "the arrays are finite"
+            view[(-1,) * view.ndim] = value
+            call[0](*call[1])
+            assert device.to_host(flags).tolist() == [np.isnan(value), np.isinf(value)], (dtype, value)
+            whole[...] = 0
 
 
+@pytest.mark.full
 def test_memory_that_a_kernel_cannot_allocate_is_reported_with_the_largest_values(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     train = train_job()
     train(X)

@@ -49,7 +49,7 @@ def test_job_names_the_first_instruction_with_nan_and_changes_no_variable(device
     assert np.isnan(train(-X)), "without the check, NaN is a value"
 
 
-class Step(nn.Graph):
+class Training(nn.Graph):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(2, 2)
@@ -64,7 +64,7 @@ class Step(nn.Graph):
 
 
 def test_graph_names_the_first_instruction_with_nan_and_changes_no_tensor() -> None:
-    step = Step()
+    step = Training()
     step(flow.tensor(X))
     with flow.autograd.detect_anomaly():
         step(flow.tensor(X))
@@ -77,7 +77,7 @@ def test_graph_names_the_first_instruction_with_nan_and_changes_no_tensor() -> N
 
 def test_ranks_raise_the_error_of_the_first_rank_together() -> None:
     def program(rank: int) -> str:
-        step = Step()
+        step = Training()
         step.linear.to_global(flow.placement.all("cpu"), flow.sbp.broadcast)
         sign = flow.tensor(X * (-1 if rank == 1 else 1)).to_global(flow.placement.all("cpu"), flow.sbp.split(0))
         with flow.autograd.detect_anomaly(), pytest.raises(JobError) as raised:

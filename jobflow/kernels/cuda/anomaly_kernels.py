@@ -27,7 +27,7 @@ _KINDS = (
     (_BFLOAT16, "unsigned short", "0x7fff", "0x7f80"),
 )
 _HEAD = """extern "C" __global__ void __launch_bounds__({threads}) find_anomalies(
-    const long long *parts, int count, long long *found) {{
+    const long long *parts, int count, long long *flags) {{
   bool nan = false, infinite = false;
   for (int part = blockIdx.x; part < count; part += gridDim.x) {{
     const long long address = parts[part * {words}], n = parts[part * {words} + 1], kind = parts[part * {words} + 2];
@@ -43,16 +43,16 @@ _LOOP = """    if (kind == {kind}) {{
     }}
 """
 _TAIL = """  }
-  if (nan) found[0] = 1;
-  if (infinite) found[1] = 1;
+  if (nan) flags[0] = 1;
+  if (infinite) flags[1] = 1;
 }
 """
 
 
-def anomaly_search(index: int, arrays: Sequence[Array], found: Array, constant: Callable[[Array], Array]) -> Call | None:
-    """Return the launch on GPU `index` that writes 1 to `found[0]` if an array contains NaN, and 1 to `found[1]` if one contains infinity.
+def anomaly_search(index: int, arrays: Sequence[Array], flags: Array, constant: Callable[[Array], Array]) -> Call | None:
+    """Return the launch on GPU `index` that writes 1 to `flags[0]` if an array contains NaN, and 1 to `flags[1]` if one contains infinity.
 
-    `found` are two int64 numbers; the launch leaves them unchanged otherwise.  `constant` copies a NumPy array to the GPU.  The result is None if
+    `flags` are two int64 numbers; the launch leaves them unchanged otherwise.  `constant` copies a NumPy array to the GPU.  The result is None if
     there are no elements.
     """
     parts = [part for array in arrays for part in _parts(array)]
@@ -60,8 +60,8 @@ def anomaly_search(index: int, arrays: Sequence[Array], found: Array, constant: 
         return None
     here = compiler(index)
     function = here.module(_text()).function("find_anomalies")
-    arguments = (constant(np.array(parts, np.int64)), np.int32(len(parts)), found)
-    return KernelLaunch(function, (*arrays, arguments[0], found)), ((min(len(parts), here.blocks),), (THREADS,), arguments)
+    arguments = (constant(np.array(parts, np.int64)), np.int32(len(parts)), flags)
+    return KernelLaunch(function, (*arrays, arguments[0], flags)), ((min(len(parts), here.blocks),), (THREADS,), arguments)
 
 
 def _text() -> str:

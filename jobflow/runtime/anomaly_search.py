@@ -1,7 +1,7 @@
 """Detection of NaN in a program, and the search for the instruction that computes it first.
 
 After the body of a run, NaN is searched in the values that leave the body: results, and gradients that updates read.  NaN in other values has no
-effect.  If NaN is found, the body runs again with the same arguments, and the outputs of each instruction are searched.  Variables have not changed
+effect.  If there is NaN, the body runs again with the same arguments, and the outputs of each instruction are searched.  Variables have not changed
 yet, so the instructions compute the same values again.
 
 A search of every output in every run would read each activation once more, which costs a third of a step.
@@ -34,7 +34,7 @@ class AnomalySearch:
         self._plan, self._device, self._view = plan, device, view
         self._leaving = self._search(_leaving(plan))
 
-    def found(self) -> bool:
+    def occurs(self) -> bool:
         """Return True if a value that leaves the body contains NaN."""
         return self._leaving()[0]
 
@@ -81,10 +81,10 @@ def _search(device: Device, arrays: Sequence[Array]) -> Callable[[], tuple[bool,
     """Return a function that returns (True if an array contains NaN, True if an array contains infinity)."""
     if isinstance(device, CudaDevice):
         return _GpuSearch(device, arrays)
-    return lambda: _on_host(arrays)
+    return lambda: _search_host(arrays)
 
 
-def _on_host(arrays: Sequence[Array]) -> tuple[bool, bool]:
+def _search_host(arrays: Sequence[Array]) -> tuple[bool, bool]:
     wide = [array.astype(np.float32) if is_half(array) else array for array in arrays]
     return any(bool(np.isnan(array).any()) for array in wide), any(bool(np.isinf(array).any()) for array in wide)
 
@@ -96,21 +96,18 @@ class _GpuSearch:
         from jobflow.kernels.cuda.anomaly_kernels import anomaly_search
 
         self._device = device
-        self._on_host = {k: array for k, array in enumerate(arrays) if isinstance(array, np.ndarray)}
-        self._found = device.constant(np.zeros(2, np.int64))
+        self._flags = device.constant(np.zeros(2, np.int64))
         self._host = device.host_array(2, "int64")
-        on_gpu = [array for array in arrays if not isinstance(array, np.ndarray)]
-        self._call = anomaly_search(device.index, on_gpu, self._found, device.constant)
+        self._call = anomaly_search(device.index, arrays, self._flags, device.constant)
 
     def __call__(self) -> tuple[bool, bool]:
-        nan, infinite = _on_host(list(self._on_host.values()))
-        if self._call is not None:
-            self._found.fill(0)
-            function, arguments = self._call
-            function(*arguments)
-            self._device.fetch(self._found, self._host)
-            nan, infinite = nan or bool(self._host[0]), infinite or bool(self._host[1])
-        return nan, infinite
+        if self._call is None:
+            return False, False
+        self._flags.fill(0)
+        function, arguments = self._call
+        function(*arguments)
+        self._device.fetch(self._flags, self._host)
+        return bool(self._host[0]), bool(self._host[1])
 
 
 def _leaving(plan: Plan) -> list[Slot]:
