@@ -65,7 +65,7 @@ class CudaMemory:
 def free_text(index: int) -> str:
     """Return the free and the total memory of GPU number `index` as text, such as "2.00 GiB of 80.00 GiB are free"."""
     free, total, limit = free_memory(index)
-    limited = f" under the limit of {size_text(limit)} by cuda.set_per_process_memory_fraction" if limit else ""
+    limited = f" under the limit of {size_text(limit)} by cuda.set_per_process_memory_fraction" if 0 < limit < total else ""
     return f"{size_text(free)} of {size_text(total)} are free{limited}"
 
 
