@@ -18,7 +18,7 @@ from jobflow.core.errors import JobError
 from jobflow.core.types import Array
 from jobflow.kernels.half import is_half
 from jobflow.ops.op import Call
-from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
+from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.runtime.device.cuda_device import CudaDevice
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.failed_assertions import FailedAssertion
@@ -140,6 +140,8 @@ def _written(instruction: Instruction) -> Iterator[Slot]:
         case Compute(_, _, outputs):
             yield from outputs
         case Collective():
+            yield from () if instruction.concurrent else (instruction.output,)
+        case Completion():
             yield instruction.output
         case Wait(_, sends, slot):
             yield from () if sends else (slot,)
