@@ -32,16 +32,33 @@ def channels_last(program: RankProgram) -> ImageOrders:
     formats = program.target.patterns.formats
     produced = {value for step in _on_images(program, formats) for value in step.outputs}
     orders = _connected(program, formats)
+    copied, read = _uses(program, orders)
+    # if every reader needs C order, the op that computes the value writes it in C order
+    orders = {value: order for value, order in orders.items() if value in produced or value in read or value not in copied}
+    possible = {value: _order(value.type.ndim) for step in program.steps for value in _results(step, orders) if value in copied - read}
+    if possible:  # gradients of filters that the program declares as [o, h, w, c]
+        still_copied, _ = _uses(program, {**orders, **possible})
+        orders.update((value, order) for value, order in possible.items() if value not in still_copied)
+    return orders
+
+
+def _uses(program: RankProgram, orders: ImageOrders) -> tuple[set[LocalValue], set[LocalValue]]:
+    """Return the values that views copy or that the caller reads, and the values that other instructions read."""
     window_of = _windows(program, orders)
-    copied = {window_of[value].root for _, value in program.fetches}
-    read: set[LocalValue] = set()
+    copied, read = {window_of[value].root for _, value in program.fetches}, set[LocalValue]()
     for step in program.steps:
         if not isinstance(step.action, ViewOp):
             read.update(window_of[value].root for value in step.inputs)
         elif step.inputs and window_of[step.outputs[0]].root is step.outputs[0]:
             copied.add(window_of[step.inputs[0]].root)
-    # if every reader needs C order, the op that computes the value writes it in C order
-    return {value: order for value, order in orders.items() if value in produced or value in read or value not in copied}
+    return copied, read
+
+
+def _results(step: LocalInstruction, orders: ImageOrders) -> Iterator[LocalValue]:
+    """Yield the results without an order of an elementwise op on a value with an order."""
+    if isinstance(step.action, Op) and not isinstance(step.action, ViewOp | Copy):
+        shapes = {value.type.shape for value in step.inputs if value in orders}
+        yield from (value for value in step.outputs if value not in orders and value.slot is None and value.type.shape in shapes)
 
 
 def convert_images(program: RankProgram) -> RankProgram:
