@@ -36,6 +36,7 @@ from jobflow.runtime.device.cuda_graph import CapturedGraph
 from jobflow.runtime.device.device import ADVICE, Device, OutOfMemory, memory_of
 from jobflow.runtime.failed_assertions import FailedAssertion, assertions, failed_assertion, raise_first
 from jobflow.runtime.memory_contents import largest_values_text
+from jobflow.runtime.posts import in_schedule_order, together
 from jobflow.runtime.replays import Replays
 from jobflow.runtime.variable_buffers import State, window
 
@@ -97,9 +98,10 @@ class Executor:
         self._waits: dict[int, list[Call]] = {}
         runtime_assertions = assertions(plan.body)
         self._results = self._results_of(device, runtime_assertions)
-        bound = [(i, self._bind(i, comm)) for i in plan.body]
+        bound = [(i, self._bind(i, comm)) for i in (in_schedule_order(plan.body) if comm.in_schedule_order else plan.body)]
         late = [(i, self._bind(i, comm)) for i in plan.epilogue]
         comm.seal()
+        bound = together(bound, comm) if comm.in_schedule_order else bound
         self.call_instructions = [i for i, calls in (*bound, *late) for _ in calls]
         self.body: list[Call] = [call for _, calls in bound for call in calls]
         self.epilogue: list[Call] = [call for _, calls in late for call in calls]

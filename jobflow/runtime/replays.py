@@ -36,8 +36,9 @@ class Replays:
 
     def _with_graphs(self) -> list[Call]:
         launches: list[Call] = []
-        for in_graph, group in groupby(self.calls, lambda call: capturable(call, self._device.xp)):
-            run = list(group)
+        flags = _closed([capturable(call, self._device.xp) for call in self.calls], self.calls)
+        for in_graph, pairs in groupby(zip(flags, self.calls, strict=True), lambda pair: pair[0]):
+            run = [call for _, call in pairs]
             launches += [(self._graph(run), ())] if in_graph and len(run) > 1 else run
         return launches
 
@@ -46,3 +47,23 @@ class Replays:
             return self._device.capture(run)
         except Exception as error:
             raise JobflowError(f"{self._name}: a graph of {len(run)} calls cannot be captured: {error} ({type(error).__name__})") from error
+
+
+def _closed(flags: Sequence[bool], calls: Sequence[Call]) -> list[bool]:
+    """Exclude starts and waits of communication from graphs that would contain only one of the two.
+
+    A capture must contain both, because it ends on the stream on which it began.
+    """
+    flags = list(flags)
+    while True:
+        split: list[int] = []
+        for in_graph, group in groupby(range(len(calls)), lambda at: flags[at]):
+            run = list(group) if in_graph else []
+            begins: set[object] = set().union(*(getattr(calls[at][0], "begins", ()) for at in run))
+            ends: set[object] = set().union(*(getattr(calls[at][0], "ends", ()) for at in run))
+            single = begins ^ ends
+            split += [at for at in run if single & {*getattr(calls[at][0], "begins", ()), *getattr(calls[at][0], "ends", ())}]
+        if not split:
+            return flags
+        for at in split:
+            flags[at] = False

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobflow.core.errors import PlacementError
 from jobflow.runtime.comm.communicator import Communicator
-from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.solo_communicator import SingleRankGroup
+from jobflow.runtime.comm.transports import host_communicator
 from jobflow.runtime.world.world import Rank
 from jobflow.tensors.gpus import device_name, gpu_of
 from jobflow.tensors.state import EagerState
@@ -28,7 +28,7 @@ def rank_on(here: EagerState, ranks: Sequence[int], gpu: EagerGpu | None) -> Ran
     gpu.activate()
     comm: Communicator = SingleRankGroup(gpu.device.allocate, 0, host)
     if len(ranks) > 1:
-        comm = device_communicator(host, gpu.device, [""] * len(ranks))
+        comm = host_communicator(host, gpu.device)
     return Rank(index, len(ranks), gpu.device, comm)
 
 

@@ -1,9 +1,9 @@
 """NCCL for machines without a GPU: ranks on threads or processes exchange bytes through files in a folder.
 
 It has NCCL's checks: each rank of a communicator must call, with a separate GPU. Pointers are read when a call runs.
-A call runs at once on the current stream. On another stream it runs at a random time, with a random delay, and at the latest when
-something waits for the stream. Only the sends of transfers run at once.
-Calls between groupStart and groupEnd run together, sends first.
+A call runs at once on the current stream. On another stream, calls run in their order when something waits for them.
+Calls between groupStart and groupEnd run together, sends first. A call ends when its messages have been received, so
+ranks that call in different orders wait for each other without end.
 """
 
 from __future__ import annotations
@@ -35,24 +35,14 @@ class Gone(Exception):
 
 
 class Group(threading.local):
-    """The calls of this thread since groupStart: sends, and what comes after them; and their stream."""
+    """The calls of this thread since groupStart: sends, what comes after them, and the acknowledgements of the sends."""
 
     depth = 0
 
     def __init__(self) -> None:
-        self.sends: list[Callable[[], None]] = []
-        self.rest: list[Callable[[], None]] = []
-        self.stream = 0
-        #: decides on delays; None for none
-        self.random = random.Random(DELAYS.seed) if DELAYS.seed is not None else None
-
-
-class DELAYS:
-    """The seed of the delays of collectives on streams of their own; None for none."""
-
-    seed: int | None = None
-    #: seconds of the longest delay
-    longest = 1e-3
+        self.parts: tuple[list[Callable[[], None]], ...] = ([], [], [])
+        self.streams: set[int] = set()
+        self.random = random.Random(7)
 
 
 group = Group()
@@ -64,81 +54,129 @@ def start() -> None:
 
 def end() -> None:
     group.depth -= 1
-    if not group.depth:
-        calls, stream, group.sends, group.rest = [*group.sends, *group.rest], group.stream, [], []
-        fake_streams.run_or_capture(lambda: enqueue(calls, stream))
+    if group.depth:
+        return
+    calls, streams = [call for part in group.parts for call in part], group.streams
+    group.parts, group.streams = ([], [], []), set()
 
-
-def enqueue(calls: list[Callable[[], None]], stream: int) -> None:
-    """Run calls that belong together on a stream: at once on the current one."""
-
-    def work() -> None:
-        if group.random is not None and stream != fake_cupy.current.stream:
-            time.sleep(group.random.random() * DELAYS.longest)
-        for call in calls:
-            with contextlib.suppress(Gone):
+    def perform() -> None:
+        with contextlib.suppress(Gone):
+            for call in calls:
                 call()
 
-    if stream == fake_cupy.current.stream:
+    if calls:
+        (stream,) = streams
+        launch(perform, stream)
+
+
+def launch(work: Callable[[], None], stream: int) -> None:
+    """Run the work on a stream: now, when something waits for it, or when a captured graph is launched."""
+    target = fake_streams.Stream.all[stream]
+    if target.captured is not None:
+        target.captured.append(work)
+    elif stream == fake_cupy.current.stream:
         work()
-        return
-    launch = fake_streams.Launch(work)
-    before = fake_streams.Stream.all[stream].under_way
-    before.append(launch)
-    if group.random is not None and group.random.random() < 0.3:
-        for each in tuple(before):
-            each.finish()
+    else:
+        target.under_way[:] = [before for before in target.under_way if not before.over]
+        target.under_way.append(fake_streams.Launch(work))
+        if Communicator.delay and group.random.random() < 0.3:  # the stream may run before something waits for it
+            for each in tuple(target.under_way):
+                each.finish()
+
+
+class Config:
+    """The configuration of a communicator."""
+
+    def __init__(self, split_share: int = 0) -> None:
+        self.split_share = split_share
 
 
 class Communicator:
     """One rank of a group; `folder` is where all of them meet."""
 
     folder: Path
+    #: the longest random delay of a call, in seconds
+    delay = 0.0
+    #: an error that the library detects outside of calls
+    error: Exception | None = None
 
-    def __init__(self, ndev: int, commId: bytes, rank: int, config: Any = None) -> None:
+    def __init__(self, ndev: int, commId: bytes, rank: int, config: Config | None = None) -> None:
         assert isinstance(commId, bytes) and 0 <= rank < ndev
+        self._config, self._splits, self._random = config, 0, random.Random(rank)
         self._name, self._rank, self._size = commId.decode(), rank, ndev
         self._device = fake_cupy.current.device
         self._counts: dict[tuple[int, bool], int] = {}
         self.aborted = False
         for peer in range(ndev):
             self._put(peer, str(self._device).encode())
-        devices = [self._take(peer) for peer in range(ndev)]
+        devices = [self._take(peer).decode() for peer in range(ndev)]
         if len(set(devices)) != ndev:
             raise RuntimeError(f"NCCL_ERROR_INVALID_USAGE: Duplicate GPU detected: {devices}")
+
+    def commSplit(self, color: int, key: int, config: Any = None) -> Communicator | None:
+        assert self._config is not None and self._config.split_share == 1, "the groups do not share the resources of the communicator"
+        self._splits += 1
+        for peer in range(self._size):
+            self._put(peer, f"{color} {key}".encode())
+        colors = [tuple(map(int, self._take(peer).split())) for peer in range(self._size)]
+        mine = sorted((key, peer) for peer, (other, key) in enumerate(colors) if other == color)
+        if color < 0:
+            return None
+        rank = [peer for _, peer in mine].index(self._rank)
+        return Communicator(len(mine), f"{self._name}.{self._splits}.{color}".encode(), rank, self._config)
 
     def _file(self, peer: int, giving: bool) -> Path:
         number = self._counts[peer, giving] = self._counts.get((peer, giving), 0) + 1
         source, target = (self._rank, peer) if giving else (peer, self._rank)
         return self.folder / f"{self._name}-{source}-{target}-{number}"
 
-    def _put(self, peer: int, content: bytes) -> None:
+    def _put(self, peer: int, content: bytes) -> Path:
         path = self._file(peer, giving=True)
-        path.with_suffix(".part").write_bytes(content)
-        path.with_suffix(".part").rename(path)
+        part = path.with_name(f"{path.name}.part")
+        part.write_bytes(content)
+        part.rename(path)
+        return path
 
-    def _take(self, peer: int) -> bytes:
-        path, deadline = self._file(peer, giving=False), time.monotonic() + PATIENCE
-        while not path.exists():
+    def _until(self, happened: Callable[[], bool], peer: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not happened():
             if self.aborted:
                 raise Gone
             if time.monotonic() > deadline:
                 raise RuntimeError(f"rank {self._rank} waits for rank {peer} of {self._name}")
             time.sleep(50e-6)
+
+    def _take(self, peer: int) -> bytes:
+        path = self._file(peer, giving=False)
+        self._until(path.exists, peer)
         content = path.read_bytes()
         path.unlink()
         return content
 
-    def _perform(self, sends: list[Callable[[], None]], rest: list[Callable[[], None]], stream: int) -> None:
+    def _perform(self, sends: list[tuple[int, Callable[[], bytes]]], rest: list[Callable[[], None]], stream: int) -> None:
         assert self._device == fake_cupy.current.device, "the call is made with another device current"
+        if self.aborted:
+            raise RuntimeError("NCCL_ERROR_INVALID_ARGUMENT: the communicator was aborted")
+        files: list[tuple[int, Path]] = []
+
+        def give() -> None:
+            time.sleep(self.delay * self._random.random())
+            for peer, content in sends:
+                files.append((peer, self._put(peer, content())))
+
+        def received() -> None:
+            while files:
+                peer, path = files.pop()
+                self._until(lambda path=path: not path.exists(), peer)
+
         start()
-        group.stream = stream
-        group.sends += sends
-        group.rest += rest
+        for part, calls in zip(group.parts, ([give], rest, [received]), strict=True):
+            part += calls
+        group.streams.add(stream)
         end()
 
-    def _give(self, peer: int, buffer: int, count: int, kind: int) -> Callable[[], None]:
-        return lambda: self._put(peer, fake_cupy.memory_at(buffer, count, TYPES[kind]).tobytes())
+    def _give(self, peer: int, buffer: int, count: int, kind: int) -> tuple[int, Callable[[], bytes]]:
+        return peer, lambda: fake_cupy.memory_at(buffer, count, TYPES[kind]).tobytes()
 
     def _get(self, peer: int, buffer: int, count: int, kind: int) -> Callable[[], None]:
         def get() -> None:
@@ -157,21 +195,10 @@ class Communicator:
         return combine
 
     def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        alone = not group.depth
-        self._perform([self._give(peer, sendbuf, count, datatype)], [], fake_cupy.current.stream if alone else stream)
+        self._perform([self._give(peer, sendbuf, count, datatype)], [], stream)
 
     def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
-        get = self._get(peer, recvbuf, count, datatype)
-        if stream == fake_cupy.current.stream or group.depth:
-            self._perform([], [get], stream)
-            return
-        launches = fake_streams.Stream.all[stream].under_way
-
-        def receive() -> None:
-            with contextlib.suppress(Gone):
-                get()
-
-        launches.append(fake_streams.Launch(receive))
+        self._perform([], [self._get(peer, recvbuf, count, datatype)], stream)
 
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
         sends = [self._give(peer, sendbuf, count, datatype) for peer in range(self._size)]
@@ -192,10 +219,17 @@ class Communicator:
         self._perform(sends, [self._get(peer, recvbuf + peer * width, count, datatype) for peer in range(self._size)], stream)
 
     def check_async_error(self) -> None:
-        """None can happen: calls have finished when they return."""
+        """Raise the error that a test has planted."""
+        if self.error is not None:
+            raise self.error
 
     def destroy(self) -> None:
-        """Nothing is kept."""
+        """Wait for the other ranks, as NCCL does."""
+        assert not self.aborted, "an aborted communicator is destroyed"
+        for peer in range(self._size):
+            self._put(peer, b"")
+        for peer in range(self._size):
+            self._take(peer)
 
     def abort(self) -> None:
         self.aborted = True
@@ -205,4 +239,5 @@ def install(folder: Path) -> None:
     """Give the pretended CuPy an NCCL whose ranks meet in `folder`."""
     Communicator.folder = folder
     names = {"get_unique_id": lambda: uuid.uuid4().hex.encode(), "NcclCommunicator": Communicator, "groupStart": start, "groupEnd": end}
+    names |= {"NcclConfig": Config, "get_version": lambda: 22809}
     vars(sys.modules["cupy.cuda.nccl"]).update(available=True, **names, **WORDS, **OPERATIONS)

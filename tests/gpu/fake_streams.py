@@ -96,15 +96,6 @@ def refuse_in_capture(what: str) -> None:
         raise CUDARuntimeError(f"cudaErrorStreamCaptureUnsupported: {what} while a stream is captured")
 
 
-def run_or_capture(work: Callable[[], None]) -> None:
-    """Do the work of a stream now, or add it to the capture of this thread, which the stream has joined."""
-    stream = capturing()
-    if stream is None:
-        work()
-    else:
-        stream.run(work)
-
-
 class Graph:
     """The launches of a capture."""
 
@@ -149,7 +140,7 @@ class Launch:
         self._work: Callable[[], None] | None = work
 
     @property
-    def finished(self) -> bool:
+    def over(self) -> bool:
         return self._work is None
 
     def finish(self) -> None:
@@ -178,13 +169,13 @@ class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self._before: list[Launch] = []
         self._stream = 0
+        #: the launches of the capture that recorded the event
+        self.capture: list[Callable[[], None]] | None = None
 
     def record(self, stream: Stream) -> None:
-        run_or_capture(lambda: self._record(stream))
-
-    def _record(self, stream: Stream) -> None:
-        stream.under_way = [launch for launch in stream.under_way if not launch.finished]
-        self._before, self._stream = list(stream.under_way), stream.ptr
+        self.capture = stream.captured
+        if self.capture is None:
+            self._before, self._stream = list(stream.under_way), stream.ptr
 
     def finish(self) -> None:
         for launch in self._before:
@@ -220,7 +211,11 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Kernels are pretended to be done at once, so what they wait for is done at once; another stream's work waits with it."""
-        run_or_capture(lambda: event.finish() if current.stream == self.ptr else None)
+        if event.capture is not None:
+            assert self.captured in (None, event.capture), "an event of one capture is awaited in another one"
+            self.captured = event.capture
+        elif current.stream == self.ptr and self.captured is None:
+            event.finish()
 
     def use(self) -> Stream:
         if current.device != self.device_id:
@@ -243,7 +238,10 @@ class Stream:
 
     def end_capture(self) -> Graph:
         assert self.captured is not None
-        graph, self.captured = Graph(self.captured), None
+        graph, captured = Graph(self.captured), self.captured
+        for stream in Stream.all.values():
+            if stream.captured is captured:
+                stream.captured = None
         if not self.valid:
             raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated")
         return graph

@@ -30,7 +30,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for name, module in fake_cupy.modules(8).items():
         monkeypatch.setitem(sys.modules, name, module)
     fake_nccl.install(tmp_path)
-    monkeypatch.setattr(fake_nccl.DELAYS, "seed", 7)
+    monkeypatch.setattr(fake_nccl.Communicator, "delay", 1e-3)
     monkeypatch.setenv("JOBFLOW_KERNELS", "numpy")
     before = fake_cupy.current.device
     yield

@@ -23,7 +23,8 @@ from jobflow.core.errors import JobError, PlacementError, RankError
 from jobflow.distributed import mpiexec
 from jobflow.engine.options import EnvSettings
 from jobflow.engine.session import Session
-from jobflow.runtime.comm.nccl_communicator import NcclCommunicator, StagedCommunicator
+from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
+from jobflow.runtime.comm.staged_communicator import StagedCommunicator
 from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.world.threads import ThreadsWorld
 

@@ -21,7 +21,8 @@ import jobflow.typing as tp
 from jobflow import scope
 from jobflow.core import notices
 from jobflow.core.errors import JobError, PlacementError, RankError
-from jobflow.runtime.comm.nccl_communicator import NcclCommunicator, StagedCommunicator
+from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
+from jobflow.runtime.comm.staged_communicator import StagedCommunicator
 from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import CpuDevice

@@ -15,9 +15,11 @@ import pytest
 from jobflow.core.errors import PlacementError
 from jobflow.core.layout import SUM
 from jobflow.core.types import float32, float64, int8
-from jobflow.runtime.comm.nccl_communicator import NcclCommunicator, StagedCommunicator, device_communicator
+from jobflow.runtime.comm.nccl_calls import calls_of
 from jobflow.runtime.comm.record import Record
 from jobflow.runtime.comm.solo_communicator import SoloCommunicator
+from jobflow.runtime.comm.staged_communicator import StagedCommunicator
+from jobflow.runtime.comm.transports import RankDevice, device_communicator
 from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
@@ -71,7 +73,7 @@ class TestCudaWithoutGpu:
             cuda.CudaDevice(0)
 
     def test_importing_the_module_does_not_import_cupy(self) -> None:
-        code = "import sys; import jobflow.runtime.device.cuda_device, jobflow.runtime.comm.nccl_communicator; sys.exit('cupy' in sys.modules)"
+        code = "import sys; import jobflow.runtime.device.cuda_device, jobflow.runtime.comm.transports; sys.exit('cupy' in sys.modules)"
         subprocess.run([sys.executable, "-c", code], check=True, cwd=pathlib.Path(__file__).parents[2])
 
 
@@ -80,6 +82,7 @@ class FakeGpu(CpuDevice):
 
     tag = "gpu"
     identity = "one for all"
+    nccl_version = 22809
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,15 +99,23 @@ class FakeGpu(CpuDevice):
         self.copies += 1
         target[:] = host
 
+    def fetch_later(self, source: Any, host: Any, done: Any) -> None:
+        self.fetch(source, host)
+
+    def put_later(self, target: Any, host: Any, done: Any) -> None:
+        self.put(target, host)
+
+    def new_event(self) -> None:
+        """Copies are complete on return."""
+
+    def wait(self, point: Any) -> None:
+        """Copies are complete on return."""
+
 
 class FakeNccl:
     """A replacement of `cupy.cuda.nccl` for tests of arguments."""
 
     NCCL_UINT8, NCCL_FLOAT32, NCCL_MAX, NCCL_SUM = "u8", "f32", "max", "sum"
-
-    def groupStart(self) -> None: ...
-
-    def groupEnd(self) -> None: ...
 
 
 class FakeArray:
@@ -139,7 +150,7 @@ class TestGpuCommunicators:
 
     def test_a_host_rank_keeps_its_communicator(self) -> None:
         inner = SoloCommunicator(CpuDevice())
-        assert device_communicator(inner, CpuDevice(), [""]) is inner
+        assert device_communicator(inner, CpuDevice(), [RankDevice("cpu", "", 0, False)]) is inner
 
     @pytest.mark.parametrize(
         ("kind", "counts", "receives", "expected"),
@@ -154,10 +165,7 @@ class TestGpuCommunicators:
     )
     def test_arguments_of_nccl_calls(self, kind: str, counts: tuple[int, ...], receives: tuple[int, ...], expected: list[Any]) -> None:
         """The communicator is that of rank 1 of two, on stream 9."""
-        comm = NcclCommunicator.__new__(NcclCommunicator)
-        comm._me, comm._nccl = 1, FakeNccl()
-        comm._device = type("Device", (), {"stream": type("Stream", (), {"ptr": 9})()})()
         group = type("Group", (), {name: name for name in ("allReduce", "allGather", "reduceScatter", "reduce", "send", "recv")})()
         record = Record(kind, (0, 1), FakeArray(1000, 5, "float32"), FakeArray(2000, 5, "float32"), counts, receives, SUM)
-        got = [(function, *arguments) for function, arguments in comm._calls(record, group) if isinstance(function, str)]
+        got = [(function, *arguments) for function, arguments in calls_of(record, 1, group, FakeNccl(), 9)]
         assert got == expected

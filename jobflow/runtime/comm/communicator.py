@@ -62,6 +62,8 @@ class Communicator(Protocol):
     size: int
     #: numbers of the ranks in the world: rank i of this communicator is rank members[i] of the world
     members: tuple[int, ...]
+    #: True if operations must start in the order in which they are bound; then a bound order that is equal on all ranks has no deadlock
+    in_schedule_order: bool = False
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         """Return the communicator of these ranks, whose rank i is rank ranks[i] of this communicator.  The same ranks always get the same object.
@@ -118,6 +120,10 @@ class Communicator(Protocol):
     ) -> list[Call]:
         """Bind an all-to-all: rank i receives counts[i] elements of `source`, and sends receives[i] elements to `target`."""
         return self.bind(Binding("all_to_all", ranks, source, target, counts, receives, None, name))
+
+    def together(self, calls: Sequence[Call]) -> list[Call]:
+        """Return calls that start several transfers as one operation, if that is faster; `calls` are consecutive starts, after `seal`."""
+        return list(calls)
 
     def bind_send(self, peer: int, source: Array, name: str = "") -> Transfers:
         """Bind a send of `source` to `peer`; after the wait, source may be overwritten."""

@@ -141,6 +141,11 @@ class Operation:
         for function, arguments in calls:
             function(*arguments)
 
+    def perform(self) -> None:
+        """Run the calls of an operation without staging buffers, and do not count the run."""
+        for function, arguments in self._even:
+            function(*arguments)
+
 
 class Regions:
     """The allocations of this rank by address, as long as any array points into them.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import platform
 import time
 import warnings
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, WeakSet
 
 import numpy as np
 
@@ -55,6 +56,7 @@ def cupy_version() -> str | None:
 
 def nccl() -> Any:
     """Return CuPy's module for NCCL; its attribute `available` is True if the library is installed."""
+    os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # the calls of one process are ordered, also with those of other libraries
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy warns without NCCL; device_communicator prints a notice instead
         return importlib.import_module("cupy.cuda.nccl")  # no attribute of cupy.cuda before it is imported
@@ -66,6 +68,8 @@ class CudaDevice:
     tag = "gpu"
     #: raises if another rank has failed; called while the host waits for the device, and afterwards
     listen: Callable[[], None] | None = None
+    #: True during the capture of a graph
+    captures = False
 
     def __init__(self, index: int) -> None:
         count = available()
@@ -82,6 +86,7 @@ class CudaDevice:
         self._binding = self.stream
         self._memory = CudaMemory(self._cupy, index, self.stream)
         self._scratches: dict[int, Scratch] = {}
+        self._graphs: WeakSet[CapturedGraph] = WeakSet()
         #: called after a wait of the host, for example to raise an error that the GPU has reported meanwhile
         self.after_waits: list[WeakMethod[Callable[[], None]]] = []
 
@@ -90,10 +95,13 @@ class CudaDevice:
         return self._cupy
 
     @cached_property
+    def nccl_version(self) -> int:
+        library = nccl()
+        return int(library.get_version()) if library.available else 0
+
+    @cached_property
     def identity(self) -> str:
         """The machine and PCI address: equal for two ranks only if they use the same GPU."""
-        if not nccl().available:
-            return ""
         return f"{platform.node()} {self._cupy.cuda.runtime.deviceGetPCIBusId(self.index)}"
 
     def activate(self) -> None:
@@ -167,7 +175,28 @@ class CudaDevice:
         The calls must not allocate memory, wait, or call libraries through CuPy.  Their error is raised, and the device stays usable.
         """
         with current_stream(self._cupy, self.index, self.stream):
-            return captured(self._cupy, self.stream, calls)
+            self.captures = True
+            try:
+                graph = captured(self._cupy, self.stream, calls)
+            finally:
+                self.captures = False
+        self._graphs.add(graph)
+        graph.follow(self._join_communication)
+        return graph
+
+    def _join_communication(self) -> None:
+        """Let the kernels wait for the communication started before, so that a graph that contains communication follows it."""
+        self._joined.record(self.communication)
+        self.stream.wait_event(self._joined)
+
+    @cached_property
+    def _joined(self) -> Any:
+        return self.new_event()
+
+    def release_graphs(self) -> None:
+        """Destroy all captured graphs, which cannot be launched afterwards."""
+        for graph in list(self._graphs):
+            graph.release()
 
     # ---------------------------------------------------------------- copies
 
@@ -225,6 +254,11 @@ class CudaDevice:
         source.get(stream=self.stream, out=host, blocking=False)
         done.record(self.stream)
 
+    def put_later(self, target: Array, host: Array, done: Any) -> None:
+        """Start a copy of page-locked memory to `target`, which is complete when the event `done` is."""
+        target.set(host, stream=self.stream)
+        done.record(self.stream)
+
     def put(self, target: Array, host: Array) -> None:
         """Copy page-locked memory to `target`; complete on return."""
         # the default is the legacy stream, which is not ordered with this device's stream
@@ -235,6 +269,11 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         self.wait(self.stream)
+
+    def synchronize_all(self) -> None:
+        """Wait for the kernels, and for the communication with other ranks."""
+        self.wait(self.stream)
+        self.wait(self.communication)
 
     def wait(self, point: Any) -> None:
         """Wait for a stream or an event; raise the error of a failed rank, whose messages never arrive.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from jobflow.core.errors import JobflowError
 from jobflow.core.types import Xp
 from jobflow.kernels.half import rounded
 from jobflow.ops.op import Call
@@ -21,9 +22,26 @@ class CapturedGraph:
     def __init__(self, graph: Any, stream: Any, calls: Sequence[Call]) -> None:
         self._launch, self._stream = graph.launch, stream
         self.calls = tuple(calls)
+        #: called before each launch
+        self._before = [function.replayed for function, _ in calls if hasattr(function, "replayed")]
 
     def __call__(self) -> None:
+        for function in self._before:
+            function()
         self._launch(self._stream)
+
+    def follow(self, function: Callable[[], None]) -> None:
+        """Call a function before each launch, if the graph contains communication."""
+        if self._before:
+            self._before.insert(0, function)
+
+    def release(self) -> None:
+        """Destroy the graph, for example before the communicators that it uses."""
+        self._launch = _refuse
+
+
+def _refuse(stream: Any) -> None:
+    raise JobflowError("launch of a captured graph: its session has been closed; start a new session")
 
 
 def captured(cupy: Any, stream: Any, calls: Sequence[Call]) -> CapturedGraph:

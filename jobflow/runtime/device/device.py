@@ -38,7 +38,11 @@ class Device(Protocol):
 
     @property
     def identity(self) -> str:
-        """The machine and GPU, unique per GPU; "" for the host, and for a GPU without NCCL."""
+        """The machine and GPU, unique per GPU; "" for the host."""
+
+    @property
+    def nccl_version(self) -> int:
+        """The version of NCCL, such as 22809 for 2.28.9; 0 for the host, and without NCCL."""
 
     @property
     def xp(self) -> Xp:

@@ -25,6 +25,7 @@ class CpuDevice:
 
     tag = "cpu"
     identity = ""
+    nccl_version = 0
 
     def __init__(self) -> None:
         self._scratch = Scratch(self, ALIGNMENT)

@@ -24,7 +24,7 @@ from jobflow.kernels.machine_class import agree, own_class
 from jobflow.runtime.comm import shared_memory
 from jobflow.runtime.comm.message_queue import LEAVING, Control, MessageQueue, write
 from jobflow.runtime.comm.mpi_communicator import MpiCommunicator, MpiSettings
-from jobflow.runtime.comm.nccl_communicator import device_communicator
+from jobflow.runtime.comm.transports import device_communicator, facts
 from jobflow.runtime.comm.waits import PlainCounter, WaitEdge
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import cpu_device
@@ -319,9 +319,9 @@ class MpiWorld:
         self._commands = None if self.multi else CommandQueue(comm, here.control, here.queue, f"commands {here.opened}")
         mine = device(here.local)
         mine.activate()
-        devices = comm.exchange((mine.identity, mine.tag))
-        self.tags: Sequence[str] = tuple([tag for _, tag in devices])
-        self._rank = Rank(here.control.rank, self.size, mine, device_communicator(comm, mine, [identity for identity, _ in devices]))
+        devices = comm.exchange(facts(mine))
+        self.tags: Sequence[str] = tuple([device.tag for device in devices])
+        self._rank = Rank(here.control.rank, self.size, mine, device_communicator(comm, mine, devices))
         self._rank.compare = self._compare if self.multi else None
         self.ranks: Sequence[Rank] = (self._rank,)
 

@@ -9,14 +9,15 @@ functions registered for exit, and would wait for idle ranks forever.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import AbortedError, JobError
 from jobflow.kernels import blas_threads as blas
-from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.thread_communicator import ThreadsCommunicator, ThreadsState
+from jobflow.runtime.comm.transports import device_communicator, facts
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import aligned_zeros
 from jobflow.runtime.interrupts import caught
@@ -66,6 +67,8 @@ class Worker:
         self.rank = rank
         self._state = state
         self._run: CommandRun | None = None
+        #: errors of the end of the rank
+        self.failures: list[BaseException] = []
         self._wake = threading.Lock()
         self._wake.acquire()
         self.thread = start_thread(self._serve, f"jobflow rank {rank.index}")
@@ -75,12 +78,22 @@ class Worker:
         self._run = run
         self._wake.release()
 
+    def _close(self) -> None:
+        """Free the memory of the rank, and close its communicator together with the other ranks."""
+        try:
+            self.rank.device.activate()
+            self.rank.memory.clear()
+            self.rank.comm.close()
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that closes the world
+            self.failures.append(error)
+
     def _serve(self) -> None:
         active = False
         while True:
             self._wake.acquire()
             run, self._run = self._run, None
             if run is None:
+                self._close()
                 return
             try:
                 if not active:
@@ -107,13 +120,13 @@ class ThreadsWorld:
         self.map = NodeMap.of_one(self.size)
         self.tags: Sequence[str] = tuple([device.tag for device in devices])
         self._state = state = ThreadsState(self.size)
-        identities = [device.identity for device in devices]
-        comms = [device_communicator(ThreadsCommunicator(state, i, aligned_zeros), device, identities) for i, device in enumerate(devices)]
+        known = [facts(device) for device in devices]
+        comms = [device_communicator(ThreadsCommunicator(state, i, aligned_zeros), device, known) for i, device in enumerate(devices)]
         self.ranks: Sequence[Rank] = [Rank(i, self.size, device, comm) for i, (device, comm) in enumerate(zip(devices, comms, strict=True))]
         self._calling = threading.Lock()
         self._workers = _workers(self.ranks, state)
         self._blas_threads = blas.limit(1)
-        self._end = weakref.finalize(self, _shut_down, self._workers, self._blas_threads)
+        self._end = weakref.finalize(self, _shut_down, self._workers, self._blas_threads, state)
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         if not self._end.alive:
@@ -172,18 +185,29 @@ def _workers(ranks: Sequence[Rank], state: ThreadsState) -> list[Worker]:
         for rank in ranks:
             workers.append(Worker(rank, state))
     except JobError:
-        _shut_down(workers, None)
+        _shut_down(workers, None, state)
         raise
     return workers
 
 
-def _shut_down(workers: Sequence[Worker], blas_threads: int | None) -> None:
+def _shut_down(workers: Sequence[Worker], blas_threads: int | None, state: ThreadsState) -> None:
+    """End the ranks together: each closes its communicator in its own thread, because NCCL waits there for the other ranks."""
+    state.ended.clear()
     for worker in workers:
         worker.start(None)
-    for worker in workers:
-        worker.thread.join(FAREWELL)
-    for worker in workers:
-        worker.rank.memory.clear()
-        worker.rank.comm.close()
+    if not _joined(workers):
+        for worker in workers:
+            worker.rank.comm.abort("the world is closed while a rank is busy")
+        _joined(workers)
     if blas_threads is not None:
         blas.limit(blas_threads)
+    for error in (error for worker in workers for error in worker.failures):
+        raise error
+
+
+def _joined(workers: Sequence[Worker]) -> bool:
+    """Wait for the threads; return False if one of them has not ended within the limit."""
+    deadline = time.monotonic() + FAREWELL
+    for worker in workers:
+        worker.thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(worker.thread.is_alive() for worker in workers)

@@ -1,0 +1,99 @@
+"""The choice of the transport of tensors between ranks on GPUs, with its reason.
+
+NCCL is used if each rank has a GPU of its own, or if NCCL supports several ranks per GPU and this is enabled.  Otherwise tensors are copied through
+page-locked memory of the hosts.  All ranks choose the same transport, because they compare the same facts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jobflow.core.notices import notice
+from jobflow.runtime.comm.communicator import Communicator
+from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
+from jobflow.runtime.comm.staged_communicator import StagedCommunicator
+from jobflow.runtime.comm.waits import named
+from jobflow.runtime.device.device import Device
+
+#: the first version of NCCL that supports several ranks on one GPU, and the variable of the environment that enables it
+SHARED_GPU, SHARED_GPU_SETTING = 23000, "NCCL_MULTI_RANK_GPU_ENABLE"
+
+INSTALL = 'pip install "nvidia-nccl-cu13>=2.27.7,<3"'
+
+
+class RankDevice(NamedTuple):
+    """The facts of a rank's device on which the choice depends."""
+
+    tag: str
+    #: the machine and the address of the GPU; "" for the host
+    gpu: str
+    #: the version of NCCL; 0 without NCCL
+    nccl: int
+    #: True if the rank permits NCCL to use one GPU for several ranks
+    shares: bool
+
+
+class Transport(NamedTuple):
+    """A transport, "nccl", "host" or "none", and the reason of its choice."""
+
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        names = {"nccl": "NCCL", "host": "page-locked memory of the hosts", "none": "no transport"}
+        return f"{names[self.kind]}: {self.reason}"
+
+
+def facts(device: Device) -> RankDevice:
+    """Return the facts of this rank's device."""
+    if device.tag == "cpu":
+        return RankDevice("cpu", "", 0, False)
+    return RankDevice("gpu", device.identity, device.nccl_version, os.environ.get(SHARED_GPU_SETTING) == "1")
+
+
+def choose(devices: Sequence[RankDevice]) -> Transport:
+    """Return the transport between these ranks."""
+    hosts = [rank for rank, device in enumerate(devices) if device.tag == "cpu"]
+    if len(hosts) == len(devices):
+        return Transport("none", "no tensors are exchanged between GPUs")
+    if hosts:
+        return Transport("host", f"{named(hosts)} {'have' if len(hosts) > 1 else 'has'} no GPU")
+    without = [rank for rank, device in enumerate(devices) if not device.nccl]
+    if without:
+        return Transport("host", f"NCCL is not installed on {named(without)}; install it with: {INSTALL}")
+    versions = sorted({device.nccl for device in devices})
+    if len(versions) > 1:
+        return Transport("host", f"the ranks have different versions of NCCL ({', '.join(map(version_text, versions))})")
+    users: dict[str, list[int]] = {}
+    for rank, device in enumerate(devices):
+        users.setdefault(device.gpu, []).append(rank)
+    sharing = next((ranks for ranks in users.values() if len(ranks) > 1), None)
+    if sharing is None:
+        return Transport("nccl", f"each rank has its own GPU, NCCL {version_text(versions[0])}")
+    if versions[0] >= SHARED_GPU and all(device.shares for device in devices):
+        return Transport("nccl", f"{named(sharing)} share a GPU, which {SHARED_GPU_SETTING}=1 enables")
+    return Transport("host", f"{named(sharing)} share a GPU")
+
+
+def version_text(version: int) -> str:
+    """Return a version number of NCCL as text, such as "2.28.9"."""
+    return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
+
+
+def device_communicator(inner: Communicator, device: Device, devices: Sequence[RankDevice]) -> Communicator:
+    """Return the communicator of a rank on `device`; `devices` are the facts of all ranks."""
+    transport = choose(devices)
+    if inner.rank == 0 and transport.kind == "host" and any(device.tag == "gpu" and not device.nccl for device in devices):
+        notice(f"GPUs exchange tensors through the host: {transport.reason}")
+    if device.tag == "cpu" or transport.kind == "none":
+        return inner
+    if transport.kind == "nccl":
+        return NcclCommunicator(inner, device)
+    return host_communicator(inner, device, all(device.tag == "gpu" for device in devices))
+
+
+def host_communicator(inner: Communicator, device: Any, divide: bool = False) -> Communicator:
+    """Return the communicator of a rank on a GPU through the memory of the hosts; with `divide`, all ranks are on GPUs, and divide arrays."""
+    return StagedCommunicator(inner, device, divide=divide)
