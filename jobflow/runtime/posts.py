@@ -28,9 +28,10 @@ def in_schedule_order(instructions: Sequence[Instruction]) -> list[Instruction]:
     latest = -1
     for order in sorted(starts):
         latest = max(latest, starts[order])
-        alone = isinstance(instructions[starts[order]], Collective) and not instructions[starts[order]].concurrent
+        start = instructions[starts[order]]
+        alone = isinstance(start, Collective) and not start.concurrent
         if latest > (starts[order] if alone else waits.get(order, latest)):
-            raise PlanError(f"communication: {instructions[starts[order]].name} (number {order}) ends before an earlier one starts")
+            raise PlanError(f"communication: {start.name} (number {order}) ends before an earlier one starts")
         behind.setdefault(latest, []).append(instructions[starts[order]])
     result: list[Instruction] = []
     for at, instruction in enumerate(instructions):
