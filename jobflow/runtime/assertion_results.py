@@ -1,25 +1,32 @@
-"""Results of the runtime assertions of a program on a GPU.
+"""Results of the runtime assertions of a program on GPUs.
 
 The assertions write to one block of device memory.  A copy to the host follows the last one.  So the host waits for the assertions, and not for
 the instructions after them.  If printed kernels alone update the variables, the host does not wait at all.  A flag on the GPU then stops
-the updates, of this run and of later ones, until the host has read the results.  It reads them when it waits for the GPU, or two runs later.
+the updates, of this run and of later ones, until the host has read the results.
+
+Ranks whose GPUs communicate without their hosts gather the blocks of all ranks, so that each rank finds all failures by itself.  The flags of all
+ranks are equal: no rank updates variables in a run in which an assertion of any rank fails.
+
+One rank reads the results when it waits for the GPU, or two runs later.  Several ranks must raise the error, and continue to update, at the same
+run.  They read the results at the end of a run with outputs, or else two runs later.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from jobflow.core.errors import JobflowError, counted
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.ops.runtime_assertions import RuntimeAssertion
-from jobflow.plan.plan import Compute
+from jobflow.plan.plan import Compute, Instruction
+from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers
 from jobflow.runtime.device.cuda_copies import finish
-from jobflow.runtime.failed_assertions import located
+from jobflow.runtime.failed_assertions import FailedAssertion, located, orders_before, raise_first
 
 #: bytes of a result: the position of the first rejected element plus 1, or 0; and the element
 _AT, _VALUE = 8, 16
@@ -27,25 +34,42 @@ _AT, _VALUE = 8, 16
 _SIDES = 2
 
 
-class AssertionResults:
-    """The results of the assertions of one program."""
+class RankAssertions(NamedTuple):
+    """The assertions in the body of one rank."""
 
-    def __init__(self, device: Any, instructions: Sequence[Compute], prints: bool) -> None:
+    rank: int
+    instructions: tuple[Compute, ...]
+    #: the order of the last communication before each assertion; -1 if there is none
+    before: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rank: int, body: Sequence[Instruction]) -> RankAssertions:
+        return cls(rank, *orders_before(body))
+
+
+class AssertionResults:
+    """The results of the assertions of one program: on one rank, or on all `ranks` of a communicator, of which this one is number `me`."""
+
+    def __init__(self, device: Any, ranks: Sequence[RankAssertions], me: int, prints: bool) -> None:
         """`prints` is True if printed kernels compute the assertions that have one."""
-        self._device, self.instructions, self._prints = device, instructions, prints
-        self._indices = {id(each): number for number, each in enumerate(instructions)}
-        size = (_AT + _VALUE) * len(instructions)
-        self._results: Array = device.allocate(size)
-        self._hosts: list[Array] = [device.host_array(size, "uint8") for _ in range(_SIDES)]
+        self._device, self._ranks, self._prints = device, tuple(ranks), prints
+        self._indices = {id(each): number for number, each in enumerate(ranks[me].instructions)}
+        #: an assertion, for messages about the gathering
+        self.last = next(each.instructions[-1] for each in reversed(self._ranks) if each.instructions)
+        #: the order of the last communication before an assertion of any rank
+        self.order = max(max(each.before, default=-1) for each in ranks)
+        self._each = (_AT + _VALUE) * max(len(each.instructions) for each in ranks)
+        self._results: Array = device.allocate(self._each)
+        self._gathered: Array = device.allocate(self._each * len(ranks)) if len(ranks) > 1 else self._results
+        self._hosts: list[Array] = [device.host_array(self._each * len(ranks), "uint8") for _ in range(_SIDES)]
         self._copied = [device.new_event() for _ in range(_SIDES)]
         #: copies that the host has not read, the oldest first
         self._pending: list[int] = []
-        weakref.finalize(self, _report_unread, self._pending, self._copied, self._hosts, instructions).atexit = False
+        weakref.finalize(self, _report_unread, self._pending, self._copied, self._hosts, self._ranks).atexit = False
         #: held while a thread reads results, because any thread that waits for the GPU reads them
         self._reading = threading.Lock()
         self._side = 0
         self._flag: Array | None = None
-        self._fail: weakref.WeakMethod[Callable[[Compute, JobflowError], None]] | None = None
 
     def calls(self, instruction: Compute, source: Array, target: Array) -> list[Call]:
         """Return the calls that check `source` and write the result to `target`."""
@@ -59,58 +83,82 @@ class AssertionResults:
             launches = assertion_launches(instruction.op, self._device.index, arrays, self._device.allocate)
         return [(instruction.op.note, (self._device.xp, *arrays))] if launches is None else launches
 
+    def gather(self, comm: Communicator) -> Transfers:
+        """Bind the exchange of the results among all ranks of the communicator."""
+        counts = (self._each,) * comm.size
+        return comm.bind_concurrent(Binding("all_gather", range(comm.size), self._results, self._gathered, counts, name="results of assertions"))
+
     @property
     def copy(self) -> Call:
         """The call that starts the copy of all results to the host."""
         return self._copy, ()
 
-    def guard(self, updates: Sequence[Call], fail: Callable[[Compute, JobflowError], None]) -> tuple[Call, list[Call]] | None:
-        """Return the call that sets the flag, and the updates that read it; None if a call is no printed kernel.
-
-        `fail(instruction, error)` raises the error of a run, which later runs and waits then find.
-        """
+    def guard(self, updates: Sequence[Call]) -> tuple[Call, list[Call]] | None:
+        """Return the call that sets the flag, and the updates that read it; None if a call is no printed kernel."""
         from jobflow.kernels.cuda.guarded_launches import guarded, halt
 
         flag = self._device.allocate(8).view("int64")
         launches = guarded(updates, flag)
         if launches is None:
             return None
-        self._flag, self._fail = flag, weakref.WeakMethod(fail)  # its object refers to this one
+        self._flag = flag
+        return halt(self._device.index, self._gathered, self._gathered.size // (_AT + _VALUE), (_AT + _VALUE) // 8, flag), launches
+
+    def release_guard(self) -> None:
+        """Read the results of each run before its updates, because an update of some rank cannot read the flag."""
+        self._flag = None
+
+    def read_after_waits(self) -> None:
+        """Raise the error of a run after any wait for the GPU; for programs of one rank."""
         self._device.after_waits.append(weakref.WeakMethod(self.raise_completed))
-        return halt(self._device.index, self._results, len(self.instructions), (_AT + _VALUE) // 8, flag), launches
 
     def begin(self) -> None:
         """Make room for the results of a run; raise the error of an earlier run."""
-        if self._flag is not None:
-            if len(self._pending) == _SIDES:
-                self._device.wait(self._copied[self._pending[0]])
+        if self._flag is None:
+            return
+        if len(self._pending) == _SIDES:
+            oldest = self._copied[self._pending[0]]
+            if not oldest.done:  # the host is two runs ahead
+                self._device.wait(oldest)
+            with self._reading:
+                self._raise_oldest()
+        if len(self._ranks) == 1:
             self.raise_completed()
 
-    def failures(self) -> list[tuple[Compute, JobflowError]]:
-        """Wait for the results of the run, and return the failed assertions with their errors, in the order of the body."""
+    def settle(self) -> None:
+        """Wait for the results of all runs, and raise the first error."""
+        while self._flag is not None and self._pending:
+            self._device.wait(self._copied[self._pending[0]])
+            with self._reading:
+                self._raise_oldest()
+
+    def failures(self) -> list[FailedAssertion | None]:
+        """Wait for the results of the run, and return the first failed assertion of each rank."""
         side = self._pending.pop()
         self._device.wait(self._copied[side])
-        return _failures(self._hosts[side], self.instructions)
+        return _failures(self._hosts[side], self._ranks)
 
     def raise_completed(self) -> None:
         """Raise the first error in the results that have been copied to the host; the updates run again afterwards."""
         with self._reading:
             while self._pending and self._copied[self._pending[0]].done:
-                failures = _failures(self._hosts[self._pending.pop(0)], self.instructions)
-                if failures:
-                    self._raise(*failures[0])
+                self._raise_oldest()
 
-    def _raise(self, instruction: Compute, error: JobflowError) -> None:
-        assert self._flag is not None and self._fail is not None
+    def _raise_oldest(self) -> None:
+        """Read the oldest copy; raise its first error, after which the updates run again."""
+        if not self._pending:  # read in a wait
+            return
+        failures = _failures(self._hosts[self._pending.pop(0)], self._ranks)
+        if not any(failures):
+            return
+        assert self._flag is not None
         later = tuple(self._pending)
         self._pending.clear()
         for side in later:
             self._copied[side].synchronize()
         self._flag.fill(0)
-        fail = self._fail()
-        assert fail is not None, "the program waits, so it exists"
         try:
-            fail(instruction, error)
+            raise_first(failures)
         except JobflowError as failure:
             if later:
                 failure.add_note(f"{counted(len(later), 'later run')} of the job did not change variables either")
@@ -118,19 +166,23 @@ class AssertionResults:
 
     def _copy(self) -> None:
         self._side = (self._side + 1) % _SIDES
-        self._device.fetch_later(self._results, self._hosts[self._side], self._copied[self._side])
+        self._device.fetch_later(self._gathered, self._hosts[self._side], self._copied[self._side])
         self._pending.append(self._side)
 
 
-def _failures(host: Array, instructions: Sequence[Compute]) -> list[tuple[Compute, JobflowError]]:
-    """Return the failed assertions with their errors, in the order of the body, from a copy of the results on the host."""
-    failed = []
-    for number, instruction in enumerate(instructions):
-        at, value = _parts(host, number, instruction)
+def _failures(host: Array, ranks: Sequence[RankAssertions]) -> list[FailedAssertion | None]:
+    """Return the first failed assertion of each rank, in the order of its body, from a copy of all results on the host."""
+    blocks = host.reshape(len(ranks), -1)
+    return [next(_failures_of(block, each), None) for block, each in zip(blocks, ranks, strict=True)]
+
+
+def _failures_of(block: Array, assertions: RankAssertions) -> Iterator[FailedAssertion]:
+    for number, (instruction, before) in enumerate(zip(assertions.instructions, assertions.before, strict=True)):
+        at, value = _parts(block, number, instruction)
         if at[0]:
             assert isinstance(instruction.op, RuntimeAssertion)
-            failed.append((instruction, instruction.op.failure(value[0].item(), int(at[0]) - 1, instruction.inputs[0].type.shape)))
-    return failed
+            error = instruction.op.failure(value[0].item(), int(at[0]) - 1, instruction.inputs[0].type.shape)
+            yield FailedAssertion(before, assertions.rank, type(error), located(error, instruction.where))
 
 
 def _parts(memory: Array, number: int, instruction: Compute) -> tuple[Array, Array]:
@@ -140,9 +192,10 @@ def _parts(memory: Array, number: int, instruction: Compute) -> tuple[Array, Arr
     return memory[start : start + _AT].view("int64"), memory[start + _AT : start + _AT + dtype.itemsize].view(dtype.numpy)
 
 
-def _report_unread(pending: Sequence[int], copied: Sequence[Any], hosts: Sequence[Array], instructions: Sequence[Compute]) -> None:
+def _report_unread(pending: Sequence[int], copied: Sequence[Any], hosts: Sequence[Array], ranks: Sequence[RankAssertions]) -> None:
     """Print the failure of a last run that nothing has waited for; its program is released."""
     finish(copied)
     for side in pending:
-        for instruction, error in _failures(hosts[side], instructions)[:1]:
-            notice(f"{located(error, instruction.where)}; the run changed no variable, and no result was read after it")
+        failures = [failure for failure in _failures(hosts[side], ranks) if failure is not None]
+        for failure in failures[:1]:
+            notice(f"{failure.text}; the run changed no variable, and no result was read after it")

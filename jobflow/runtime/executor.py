@@ -6,6 +6,10 @@ changed on any rank.
 
 If a runtime assertion (`ops.runtime_assertions`) fails, the rank continues to the end of its body.  The ranks exchange their failures there, all
 of them raise the first one, and all can run again.
+
+GPUs that communicate without their hosts (`Communicator.enqueues`) have no such point: the host launches a step and does not wait.  Updates wait for
+reductions of gradients on the GPU, and failures are gathered on the GPUs (`assertion_results`).  If the host of a rank fails in a body, the other
+ranks abort the collectives, and their variables cannot be read any more.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_argument, is_common
 from jobflow.runtime.anomaly_search import AnomalySearch
-from jobflow.runtime.assertion_results import AssertionResults
+from jobflow.runtime.assertion_results import AssertionResults, RankAssertions
 from jobflow.runtime.comm.communicator import Binding, Communicator
 from jobflow.runtime.device.cuda_copies import SIDES
 from jobflow.runtime.device.cuda_device import CudaDevice
@@ -97,8 +101,9 @@ class Executor:
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
         self._waits: dict[int, list[Call]] = {}
         runtime_assertions = assertions(plan.body)
-        self._results = self._results_of(device, runtime_assertions)
-        bound = [(i, self._bind(i, comm)) for i in (in_schedule_order(plan.body) if comm.in_schedule_order else plan.body)]
+        self._rank = comm.members[comm.rank]
+        self._results = self._results_of(device, comm)
+        bound = self._bound_body(comm)
         late = [(i, self._bind(i, comm)) for i in plan.epilogue]
         comm.seal()
         bound = together(bound, comm) if comm.in_schedule_order else bound
@@ -122,9 +127,10 @@ class Executor:
         #: exchanges failed assertions, if any rank has assertions
         self._exchange = comm.exchange if any(comm.exchange(bool(runtime_assertions))) else None
         self.meet = self.meet if self._exchange is None else None
-        self._rank = comm.members[comm.rank]
+        #: True if this rank reads the results of assertions at the end of each run, because other ranks do so when they read outputs
+        self._settles = self._results is not None and comm.enqueues and any(comm.exchange(bool(self.fetches)))
         if self._results is not None:
-            self._copy_results(self._results, comm.size == 1 and self.target.tier == "nvrtc")
+            self._copy_results(self._results, comm, late)
         self._anomalies = AnomalySearch(plan, device, self.view) if self.target.checks.anomalies else None
         #: exchanges objects between the ranks
         self._all = comm.exchange
@@ -135,32 +141,59 @@ class Executor:
         #: a barrier after a run that writes shared memory, so that the next run reads complete data
         self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
 
-    def _results_of(self, device: Device, runtime_assertions: Sequence[Compute]) -> AssertionResults | None:
-        if not runtime_assertions or not isinstance(device, CudaDevice):
+    def _results_of(self, device: Device, comm: Communicator) -> AssertionResults | None:
+        if not isinstance(device, CudaDevice):
             return None
-        return AssertionResults(device, runtime_assertions, self.target.tier == "nvrtc")
+        own = RankAssertions.of(self._rank, self.plan.body)
+        ranks = comm.exchange(own) if comm.enqueues else [own]
+        if not any(each.instructions for each in ranks):
+            return None
+        return AssertionResults(device, ranks, comm.rank if comm.enqueues else 0, self.target.tier == "nvrtc")
 
-    def _copy_results(self, results: AssertionResults, may_guard: bool) -> None:
+    def _bound_body(self, comm: Communicator) -> list[tuple[Instruction, list[Call]]]:
+        """Bind the body; ranks that enqueue their communication gather the results of assertions, at one position in the order of collectives."""
+        body = in_schedule_order(self.plan.body) if comm.in_schedule_order else self.plan.body
+        results = self._results if comm.enqueues else None
+        if results is None:
+            return [(instruction, self._bind(instruction, comm)) for instruction in body]
+        bound: list[tuple[Instruction, list[Call]]] = []
+        wait: list[Call] | None = None
+        for instruction in body:
+            if wait is None and isinstance(instruction, Collective | Transfer) and instruction.order > results.order:
+                start, wait = results.gather(comm)
+                bound.append((results.last, start))
+            bound.append((instruction, self._bind(instruction, comm)))
+        if wait is None:
+            start, wait = results.gather(comm)
+            bound.append((results.last, start))
+        return [*bound, (results.last, wait)]
+
+    def _copy_results(self, results: AssertionResults, comm: Communicator, late: Sequence[tuple[Instruction, list[Call]]]) -> None:
         """Insert the copy of the results of assertions to the host.
 
-        If a failed assertion can stop the updates on the GPU, the copy is the last call.  Then the host does not wait before the epilogue.
+        If a failed assertion can stop the updates on the GPUs of all ranks, the copy is the last call.  Then the host does not wait before the
+        epilogue.
         """
-        last = results.instructions[-1]
-        guard = results.guard(self.epilogue, self._fail) if may_guard else None
-        if guard is None:
-            at = 1 + max(i for i, instruction in enumerate(self.call_instructions) if instruction is last)
-            self.call_instructions.insert(at, last)
+        updates = [call for instruction, calls in late if isinstance(instruction, Compute) for call in calls]
+        may_guard = (comm.size == 1 or comm.enqueues) and self.target.tier == "nvrtc"
+        guard = results.guard(updates) if may_guard else None
+        if not all(comm.exchange(guard is not None) if comm.enqueues else [guard is not None]):
+            results.release_guard()
+            at = len(self.body) if comm.enqueues else 1 + max(i for i, other in enumerate(self.call_instructions) if other is results.last)
+            self.call_instructions.insert(at, results.last)
             self.body.insert(at, results.copy)
             return
-        halt, updates = guard
-        self.call_instructions.insert(len(self.body), last)
-        self.call_instructions.append(last)
+        assert guard is not None
+        halt, launches = guard
+        guarded = iter(launches)
+        self.call_instructions.insert(len(self.body), results.last)
+        self.call_instructions.append(results.last)
         self.body.append(halt)
-        self.epilogue = [*updates, results.copy]
+        self.epilogue = [next(guarded) if isinstance(instruction, Compute) else call for instruction, calls in late for call in calls]
+        self.epilogue.append(results.copy)
         self._exchange = None
-
-    def _fail(self, instruction: Compute, error: JobflowError) -> None:
-        raise_first([failed_assertion(self.plan.body, instruction, self._rank, error)])
+        if comm.size == 1:
+            results.read_after_waits()
 
     def _replays_of(self, device: Device) -> list[Replays]:
         if not isinstance(device, CudaDevice) or self.target.checks.synchronous:
@@ -181,7 +214,7 @@ class Executor:
 
         Without the barrier, a rank might fail in its body after another rank has written variables.  Collective.
         """
-        if comm.size == 1 or not any(comm.exchange(bool(self.plan.epilogue))):
+        if comm.size == 1 or comm.enqueues or not any(comm.exchange(bool(self.plan.epilogue))):
             return False
         all_ranks = tuple(range(comm.size))
         met = [i for i, instruction in enumerate(self.plan.body) if isinstance(instruction, Collective) and instruction.ranks == all_ranks]
@@ -253,6 +286,8 @@ class Executor:
         if arguments is not None:
             copied = [fetch for fetch in self.fetches if fetch[0] not in self.shown] if self.shown else self.fetches
             values = self.device.to_host_together([view for _, view in copied])
+            if self._settles and self._results is not None:
+                self._results.settle()
             return [(position, value) for (position, _), value in zip(copied, values, strict=True)]
         self.device.synchronize()
         for target, value in self._gives:
@@ -443,10 +478,8 @@ class Executor:
     def _raise_failure(self, failure: FailedAssertion | None) -> None:
         """Exchange failed assertions; if there are any, raise the first one on all ranks."""
         assert self._exchange is not None
-        if self._results is not None:
-            failures = self._results.failures()
-            failure = failed_assertion(self.plan.body, failures[0][0], self._rank, failures[0][1]) if failures else None
-        raise_first(self._exchange(failure))
+        failures = [failure] if self._results is None else self._results.failures()
+        raise_first(self._exchange(failures[0]) if len(failures) == 1 else failures)
 
 
 def _writes_common(plan: Plan) -> bool:

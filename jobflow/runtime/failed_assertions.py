@@ -30,12 +30,22 @@ def assertions(body: Sequence[Instruction]) -> list[Compute]:
     return [each for each in body if isinstance(each, Compute) and isinstance(each.op, RuntimeAssertion)]
 
 
-def failed_assertion(body: Sequence[Instruction], instruction: Compute, rank: int, error: JobflowError) -> FailedAssertion:
-    """Return the failed assertion of `instruction` in this body on a rank."""
+def orders_before(body: Sequence[Instruction]) -> tuple[tuple[Compute, ...], tuple[int, ...]]:
+    """Return the runtime assertions in the body of a plan, and the order of the last communication before each; -1 if there is none."""
     from jobflow.plan.plan import Compute
 
-    at = next(i for i, other in enumerate(body) if other is instruction)
-    before = max((other.order for other in body[:at] if not isinstance(other, Compute)), default=-1)
+    orders, before = [], -1
+    for each in body:
+        if not isinstance(each, Compute):
+            before = max(before, each.order)
+        elif isinstance(each.op, RuntimeAssertion):
+            orders.append(before)
+    return tuple(assertions(body)), tuple(orders)
+
+
+def failed_assertion(body: Sequence[Instruction], instruction: Compute, rank: int, error: JobflowError) -> FailedAssertion:
+    """Return the failed assertion of `instruction` in this body on a rank."""
+    before = next(order for each, order in zip(*orders_before(body), strict=True) if each is instruction)
     return FailedAssertion(before, rank, type(error), located(error, instruction.where))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_nccl
 import fake_nvrtc
 import fake_streams
 import host_cuda
@@ -20,6 +21,7 @@ from jobflow import scope
 from jobflow.engine.session import current_session
 from jobflow.kernels.cuda.guarded_launches import guarded_text
 from jobflow.program.commands import executors_of
+from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
 
 X, GOOD, BAD = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, -1, 0], np.int32), np.array([0, 1, 0, 4], np.int32)
 MESSAGE = r"sparse_softmax_cross_entropy at test_refused_steps.py:\d+: label 5 at \[3\] is outside \[0, 3\)"
@@ -106,6 +108,40 @@ def test_error_of_a_step_without_a_result_is_raised_by_the_next_wait(
     flow.clear_default_session()
     gc.collect()  # the error above refers to the program
     assert re.search(MESSAGE, capsys.readouterr().err), "nothing has read the result of the last run"
+
+
+@pytest.mark.full
+def test_ranks_with_a_gpu_each_refuse_a_step_without_a_wait(gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Expect the same error on all ranks two runs after the failed one, no change of a variable, and no barrier or exchange of hosts in a step."""
+    monkeypatch.setattr(fake_streams.Gpus, "count", 2)
+    fake_nccl.install(tmp_path)
+    monkeypatch.setattr(fake_nccl.DELAYS, "seed", 3)
+    flow.config.gpu_device_num(2)
+
+    @flow.global_function(type="train")
+    def train(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> None:
+        loss_of(x, y)
+
+    for _ in range(3):
+        train(X, GOOD)
+    before = variables()
+    world = current_session().world
+    assert world is not None and {type(rank.comm) for rank in world.ranks} == {NcclCommunicator}
+    met: list[str] = []
+    for rank in world.ranks:
+        monkeypatch.setattr(rank.comm, "barrier", lambda: met.append("barrier"))
+        monkeypatch.setattr(rank.comm, "exchange", lambda item: met.append("exchange"))
+    log = waits(monkeypatch)
+    train(X, BAD)
+    train(X, GOOD)
+    assert log == [] and met == []
+    with pytest.raises(ValueError, match=MESSAGE + r".* \(on rank 1\)") as caught:
+        train(X, GOOD)
+    assert caught.value.__notes__ == ["1 later run of the job did not change variables either"]
+    for name, value in variables().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    train(X, GOOD)
+    assert any(not np.array_equal(value, before[name]) for name, value in variables().items())
 
 
 def test_second_run_launches_graphs(gpu: None) -> None:

@@ -64,6 +64,8 @@ class Communicator(Protocol):
     members: tuple[int, ...]
     #: True if operations must start in the order in which they are bound; then a bound order that is equal on all ranks has no deadlock
     in_schedule_order: bool = False
+    #: True if operations are only enqueued on the devices: their calls return at once, and do not wait for other ranks
+    enqueues: bool = False
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         """Return the communicator of these ranks, whose rank i is rank ranks[i] of this communicator.  The same ranks always get the same object.

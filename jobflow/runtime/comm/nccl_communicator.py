@@ -24,9 +24,11 @@ class NcclCommunicator(DeviceCommunicator, Recorder):
     """A communicator of ranks with a GPU each.
 
     NCCL calls are asynchronous, so a rank cannot detect in the call that a peer never launches its part.  The device calls `_listen` for that
-    while it waits.  An aborted communicator cannot be used again.
+    while it waits.  An aborted communicator cannot be used again.  Kernels behind an aborted operation have run on incomplete data, so waits raise
+    from then on, also those for reads of variables.
     """
 
+    enqueues = True
     in_schedule_order = True
 
     def __init__(self, inner: Communicator, device: Any, world: NcclCommunicator | None = None) -> None:
@@ -98,10 +100,12 @@ class NcclCommunicator(DeviceCommunicator, Recorder):
         reason = self._family.ended if ended is None else ended
         if reason is not None:
             raise JobError(
-                f"communication: ranks cannot exchange tensors after a failed step ({reason}); start a new session with clear_default_session()"
+                f"communication: ranks cannot exchange tensors or read variables after a failed step ({reason}), which may be incomplete; start a new "
+                f"session with clear_default_session() and load a checkpoint"
             )
 
     def _listen(self) -> None:
+        self._usable()
         try:
             self._inner.check()
             for family in self._families():
