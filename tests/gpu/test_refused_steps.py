@@ -112,7 +112,7 @@ def test_error_of_a_step_without_a_result_is_raised_by_the_next_wait(
 
 @pytest.mark.full
 def test_ranks_with_a_gpu_each_refuse_a_step_without_a_wait(gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Expect the same error on all ranks two runs after the failed one, no change of a variable, and no barrier or exchange of hosts in a step."""
+    """Expect one error of all ranks two runs later, no change of a variable, and no barrier or exchange of hosts in a step."""
     monkeypatch.setattr(fake_streams.Gpus, "count", 2)
     fake_nccl.install(tmp_path)
     monkeypatch.setattr(fake_nccl.DELAYS, "seed", 3)
