@@ -115,7 +115,7 @@ def test_ranks_with_a_gpu_each_refuse_a_step_without_a_wait(gpu: None, monkeypat
     """Expect one error of all ranks two runs later, no change of a variable, and no barrier or exchange of hosts in a step."""
     monkeypatch.setattr(fake_streams.Gpus, "count", 2)
     fake_nccl.install(tmp_path)
-    monkeypatch.setattr(fake_nccl.DELAYS, "seed", 3)
+    monkeypatch.setattr(fake_nccl.Communicator, "delay", 1e-3)
     flow.config.gpu_device_num(2)
 
     @flow.global_function(type="train")

@@ -100,8 +100,8 @@ class NcclCommunicator(DeviceCommunicator, Recorder):
         reason = self._family.ended if ended is None else ended
         if reason is not None:
             raise JobError(
-                f"communication: ranks cannot exchange tensors or read variables after a failed step ({reason}), which may be incomplete; start a new "
-                f"session with clear_default_session() and load a checkpoint"
+                f"communication: ranks cannot exchange tensors or read variables after a failed step ({reason}), which may be incomplete; "
+                f"start a new session with clear_default_session() and load a checkpoint"
             )
 
     def _listen(self) -> None:
