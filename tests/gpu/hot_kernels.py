@@ -59,11 +59,22 @@ def _elements() -> Iterator[HotKernel]:
     images, channels = _bf16(*IMAGES), _f32(IMAGES[-1])
     scaled = f.cast(x, float32) * element(1, float32) + element(2, float32)
     yield from _of("elements: scale, shift and ReLU", [f.cast(f.maximum(scaled, 0.0), bfloat16)], [images, channels, channels], [images])
+    normalized = _normalized()
+    added = [f.cast(f.maximum(normalized + f.cast(element(5, bfloat16), float32), 0.0), bfloat16)]
+    plain = [f.cast(f.maximum(normalized, 0.0), bfloat16)]
+    yield from _of("elements: batch norm and ReLU", plain, [images, *(channels,) * 4], [images])
+    yield from _of("elements: batch norm, residual and ReLU", added, [images, *(channels,) * 4, images], [images])
     yield from _of("elements: add and ReLU", [f.maximum(x + y, 0.0)], [images, images], [images])
     yield from _several("elements: casts of several tensors", [f.cast(element(0, float32), bfloat16)], [_f32(768, 768)], [_bf16(768, 768)])
     flat, scalar = _f32(PARAMETERS), _f32(1)
     yield from _op("elements: Adam", optimizer_updates.AdamUpdate(weight_decay=0.1), flat, flat, flat, flat, scalar, _type(int64, 1))
     yield from _op("elements: momentum", optimizer_updates.MomentumUpdate(beta=0.9), _f32(25_557_032), _f32(25_557_032), _f32(25_557_032), scalar)
+
+
+def _normalized() -> Expression:
+    """Return the normalization of images in half precision, as a region of a plan has it."""
+    x, (mean, variance, gamma, beta) = f.cast(element(0, bfloat16), float32), (element(k, float32) for k in range(1, 5))
+    return (x - mean) * (gamma / f.sqrt(variance + 1e-5)) + beta
 
 
 def _rows() -> Iterator[HotKernel]:

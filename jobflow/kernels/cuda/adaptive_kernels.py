@@ -53,7 +53,7 @@ def _lines(op: Op, arrays: Sequence[Array], name: str) -> Iterator[str]:
     yield f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(\n    const {stored} *x, {stored} *y) {{'
     yield f"  for (long long place = blockIdx.x * {THREADS}LL + threadIdx.x; place < {math.prod(y.shape)}LL; place += gridDim.x * {THREADS}LL) {{"
     yield "    long long rest = place;"
-    for axis in reversed(range(y.ndim)):
+    for axis in sorted(range(y.ndim), key=lambda axis: (abs(y.strides[axis]), -axis)):  # adjacent threads write adjacent elements
         yield f"    const long long i{axis} = rest % {y.shape[axis]}LL; rest /= {y.shape[axis]}LL;"
     yield f"    {value} all = 0;"
     for axis in axes:

@@ -34,7 +34,7 @@ CHUNK = 8
 #: columns of a tile, which has BLOCK rows
 TILE = 32
 #: bytes that a thread may hold in registers: the vectors of the inputs, or of the outputs; and a row between passes
-HELD, RESIDENT = 128, 160
+HELD, RESIDENT = 160, 160
 #: most expressions that are printed for a vector, because its elements are computed by unrolled code
 UNROLLED = 1600
 #: expressions that a random number counts for
