@@ -17,7 +17,7 @@ import numpy as np
 from jobflow.core.errors import SbpError, ShapeError
 from jobflow.core.layout import MAX, MIN, SUM, B, Box, Broadcast, P, Partial, Reduction, Rule, S, Sbp, Split
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32
-from jobflow.expressions.language import Expression, constant
+from jobflow.expressions.language import Expression, constant, element
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, ViewOp, apply, broadcast_rule, sample
 
 WHOLE = LETTERS.upper()
@@ -390,6 +390,8 @@ class Assemble(Op):
 class Copy(Op):
     """Copy of x in separate memory."""
 
+    loops_on = ("cuda",)
+
     def infer(self, x: TensorType) -> TensorType:
         return x
 
@@ -398,6 +400,9 @@ class Copy(Op):
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         xp.copyto(y, x)
+
+    def expression(self, *types: TensorType) -> tuple[Expression, ...]:
+        return (element(0, types[0].dtype),)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (dy,)

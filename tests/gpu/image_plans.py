@@ -46,7 +46,11 @@ def calls(plan: Plan) -> list[Compute]:
 
 
 def copies(plan: Plan) -> list[Compute]:
-    return [call for call in calls(plan) if isinstance(call.op, ViewOp | Copy)]
+    return [call for call in calls(plan) if only_copies(call.op)]
+
+
+def only_copies(op: Op) -> bool:
+    return all(only_copies(member.op) for member in op.members) if isinstance(op, Region | MultiTensor) else isinstance(op, ViewOp | Copy)
 
 
 def kind(op: Op) -> str:
