@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from jobflow.engine.data_feed import Fed
 from jobflow.graph.training import Watch
 from jobflow.program.arguments import check_arguments
 from jobflow.program.client import ClientProgram
+from jobflow.runtime.world.world import World
 from jobflow.typing.results import HostResult, Results
 from jobflow.typing.signature import Bound
 
@@ -48,6 +49,17 @@ class Compiled(ClientProgram):
         extra, host_results = self.fed.bound(run, bound, phase)
         self.check(extra)
         return extra, host_results
+
+    def start_run(
+        self, world: World, arguments: Mapping[str, Any], here: Collection[int] | None, host_results: Mapping[str, Any]
+    ) -> Callable[[], list[Any]]:
+        """Run once; return a function that returns the merged results.
+
+        Calls that return a future or a function do not wait for a GPU, unless callbacks of `watch` receive values.
+        """
+        later = self.results.mode in ("callback", "future") and not self.watches
+        values = self.start(world, arguments, here, later)
+        return lambda: self.with_host_results(values(), host_results)
 
     def with_host_results(self, values: Sequence[Any], host_results: Mapping[str, Any]) -> list[Any]:
         """Merge the values of a run with the results of the host pipeline, in the order of `results`; watched values follow."""

@@ -202,4 +202,4 @@ class EagerJob(StagedJob):
             compiled = session.compiled(self, RecordedCall((trace,) * session.device_count(), looks=True))
             compiled.check(bound)
             extra, host_results = read_feed(session, compiled, bound)
-            return session.run_phase(compiled, [*bound, *extra], host_results)[0]
+            return session.start_phase(compiled, [*bound, *extra], host_results)()[0]

@@ -319,8 +319,8 @@ class Job:
         session.compare_arguments(self, {name: _arrays(declared, value) for name, declared, value in bound})
         return partial(_delivered, *self.run_program(session, compiled, bound))
 
-    def run_program(self, session: Session, compiled: Compiled, bound: Sequence[Bound]) -> tuple[Compiled, list[Any]]:
-        """Run once; return the last program that has run, and its values."""
+    def run_program(self, session: Session, compiled: Compiled, bound: Sequence[Bound]) -> tuple[Compiled, Callable[[], list[Any]]]:
+        """Run once; return the last program that has run, and a function that returns its values."""
         extra, host_results = read_feed(session, compiled, bound)
         return compiled, session.run(compiled, [*bound, *extra], host_results)
 
@@ -342,10 +342,11 @@ def read_feed(session: Session, compiled: Compiled, bound: Sequence[Bound], phas
     return compiled.read(session.runs.get(compiled.name, 0), bound, phase)
 
 
-def _delivered(compiled: Compiled, values: list[Any]) -> Any:
+def _delivered(compiled: Compiled, values: Callable[[], list[Any]]) -> Any:
     count = len(compiled.results.leaves)
-    compiled.show_watched(values[count:])
-    return deliver(compiled.results, values[:count])
+    if compiled.watches:
+        compiled.show_watched(values()[count:])
+    return deliver(compiled.results, lambda: values()[:count])
 
 
 def _note_whole_updates(program: Traced, graph: Graph) -> None:

@@ -103,18 +103,18 @@ class LocalBlob(NDArrayOperatorsMixin):
 
 
 class Future:
-    """The result of a job without return annotation; `get` returns its value."""
+    """The result of a job without return annotation; `get` returns its value, and waits for a GPU that computes it."""
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    def __init__(self, value: Callable[[], Any]) -> None:
+        self._read = value
 
     def get(self) -> Any:
         """Return the nested result, with a LocalBlob per tensor."""
-        return self._value
+        return self._read()
 
     def async_get(self, callback: Callable[[Any], None]) -> None:
         """Call `callback` with the nested result."""
-        callback(self._value)
+        callback(self._read())
 
     def __iter__(self) -> Iterator[Any]:
         raise JobError(f"iteration at {user_line()}: the result of a job without return annotation is a future; write a, b = job(...).get()")
@@ -153,17 +153,36 @@ def trimmed(value: Delivered, axis: int | None) -> Delivered:
     return np.take(value, np.arange(np.count_nonzero(first >= 0)), axis=axis)
 
 
-def deliver(results: Results, values: Sequence[Delivered]) -> Any:
-    """Convert the returned tensors of a call to the form of the return annotation."""
-    axes = results.dynamic_axes or (None,) * len(results.kinds)
-    leaves = [_leaf(kind, trimmed(value, axis)) for kind, value, axis in zip(results.kinds, values, axes, strict=True)]
-    built = results.build(leaves)
+def deliver(results: Results, values: Callable[[], Sequence[Delivered]]) -> Any:
+    """Convert the returned tensors of a call to the form of the return annotation.
+
+    Futures and functions call `values` when they are first read, which waits for a GPU.
+    """
     match results.mode:
         case "callback":
-            return lambda handler: handler(built)
+            read = _once(results, values)
+            return lambda handler: handler(read())
         case "future":
-            return Future(built)
-    return built
+            return Future(_once(results, values))
+    return _built(results, values())
+
+
+def _once(results: Results, values: Callable[[], Sequence[Delivered]]) -> Callable[[], Any]:
+    """Return a function that returns the result of a call, which is read and converted once."""
+    built: list[Any] = []
+
+    def read() -> Any:
+        if not built:
+            built.append(_built(results, values()))
+        return built[0]
+
+    return read
+
+
+def _built(results: Results, values: Sequence[Delivered]) -> Any:
+    axes = results.dynamic_axes or (None,) * len(results.kinds)
+    leaves = [_leaf(kind, trimmed(value, axis)) for kind, value, axis in zip(results.kinds, values, axes, strict=True)]
+    return results.build(leaves)
 
 
 def _leaf(kind: str, value: Delivered) -> Any:

@@ -324,19 +324,19 @@ class Session:
                 self.prepare_all()
             return job.run(self, args)
 
-    def run(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> list[Any]:
-        """Run a compiled job once; return its results, then its watched values.  The caller holds `scope.lock` since the lookup of `compiled`."""
+    def run(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> Callable[[], list[Any]]:
+        """Run a job once, and return as `start_phase`; the caller holds `scope.lock` since the lookup of `compiled`."""
         with held():
-            values = self.run_phase(compiled, bound, host_results)
+            values = self.start_phase(compiled, bound, host_results)
             self.runs[compiled.name] = self.runs.get(compiled.name, 0) + 1
             self.changed(compiled.graph.updates)
         return values
 
-    def run_phase(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> list[Any]:
-        """Run a program once and return its values; the run is not counted, and no variables are marked as changed."""
+    def start_phase(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> Callable[[], list[Any]]:
+        """Run once, and return a function that returns results, then watched values; do not count the run or mark variables as changed."""
         assert self.world is not None
         arguments = compiled.arguments(bound, self.runs.get(compiled.name, 0))
-        return compiled.with_host_results(compiled.run(self.world, arguments, self.here), host_results)
+        return compiled.start_run(self.world, arguments, self.here, host_results)
 
     # ---------------------------------------------------------------- variables
 

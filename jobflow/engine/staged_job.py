@@ -225,7 +225,7 @@ class StagedJob(Job):
 
     # ---------------------------------------------------------------- running
 
-    def run_program(self, session: Session, compiled: Compiled, bound: Sequence[Bound]) -> tuple[Compiled, list[Any]]:
+    def run_program(self, session: Session, compiled: Compiled, bound: Sequence[Bound]) -> tuple[Compiled, Callable[[], list[Any]]]:
         """Run the phases in order, each with the results of earlier phases, and then the last program."""
         if not isinstance(compiled, StagedProgram):
             return super().run_program(session, compiled, bound)
@@ -243,7 +243,7 @@ class StagedJob(Job):
     def _run_phase(self, session: Session, compiled: StagedProgram, bound: Sequence[Bound], extra: Sequence[Bound], name: str) -> Bound:
         """Run a phase, and return the argument that it computes."""
         program = session.compiled(self, StageShapes(shapes_of(bound), compiled.dynamic_shapes(extra)[0], name))
-        (result,) = session.run_phase(program, [*bound, *extra], {})
+        (result,) = session.start_phase(program, [*bound, *extra], {})()
         phase = compiled.phases[name]
         return name, Declared(phase.type, phase.per_device, self.where), phase.of(result)
 

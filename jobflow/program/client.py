@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobflowError, SourceLine
 from jobflow.core.layout import Layout, Local
@@ -19,6 +20,7 @@ from jobflow.kernels.target import CPU, Target
 from jobflow.program.arguments import ArgumentPart, check_values
 from jobflow.program.commands import Bind, Run, Unbind, client_buffers_of
 from jobflow.program.program import ALONE, StorageChoice
+from jobflow.runtime.device.device import Device
 from jobflow.runtime.world.world import World
 from jobflow.typing.lazy import Lazy
 
@@ -66,6 +68,30 @@ class ClientProgram:
 
     def run(self, world: World, arguments: Mapping[str, Any], here: Collection[int] | None = None) -> list[Any]:
         """Run once with whole arguments, and return whole results; a local result is a list with one array per device.  `here` as in `feeds`."""
+        return self.start(world, arguments, here)()
+
+    def start(self, world: World, arguments: Mapping[str, Any], here: Collection[int] | None = None, later: bool = False) -> Callable[[], list[Any]]:
+        """Run once; return a function that returns the results of `run`.
+
+        With `later`, this function waits for the outputs of a single rank on a GPU, and raises the errors of that wait.
+        """
+        if later and world.size == 1 and world.tags[0] == "gpu":
+            return self._awaited(world.ranks[0].device, world.call(Run(self.number, self.name, waits=False), self.feeds(arguments, here))[0])
+        results = self._results(world, arguments, here)
+        return lambda: results
+
+    def _awaited(self, device: Device, answer: Callable[[], list[tuple[int, Array]]] | JobflowError) -> Callable[[], list[Any]]:
+        if isinstance(answer, JobflowError):
+            raise answer
+
+        def results() -> list[Any]:
+            with scope.lock():  # the error of an assertion changes state that runs use
+                device.activate()  # any thread may read the results
+                return self.outputs([answer()])
+
+        return results
+
+    def _results(self, world: World, arguments: Mapping[str, Any], here: Collection[int] | None) -> list[Any]:
         buffers = client_buffers_of(world.ranks[0]).get(self.number)
         if buffers is None:
             return self.outputs(self.run_on_ranks(world, self.feeds(arguments, here)))

@@ -76,15 +76,18 @@ class Run:
 
     number: int
     job: str = ""
+    #: False for a rank in the thread of the client: return the function of `Executor.start` instead, which waits for the outputs
+    waits: bool = True
     #: ranks compare the command inside the run, so that the run includes the time of the comparison
     compares: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"a call of job {self.job}"
 
-    def __call__(self, rank: Rank, feeds: Mapping[str, Array] | None) -> list[tuple[int, Array]] | JobflowError:
+    def __call__(self, rank: Rank, feeds: Mapping[str, Array] | None) -> Any:
         try:
-            return executors_of(rank)[self.number].run(feeds)
+            outputs = executors_of(rank)[self.number].start(feeds)
+            return outputs() if self.waits else outputs
         except JobflowError as error:
             if not error.everywhere:
                 raise

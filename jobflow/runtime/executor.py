@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from jobflow.runtime.memory_contents import largest_values_text
 from jobflow.runtime.posts import in_schedule_order, together
 from jobflow.runtime.replays import Replays
 from jobflow.runtime.variable_buffers import State, window
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -266,14 +269,23 @@ class Executor:
 
         If `arguments` is None, arguments and outputs are in memory shared by the ranks, and the returned list is empty.
         """
+        return self.start(arguments)()
+
+    def start(self, arguments: Mapping[str, Array] | None) -> Callable[[], list[tuple[int, Array]]]:
+        """Run one step; return a function that returns the result of `run`.  On a GPU, only this function waits for the outputs."""
+        finish = self._located(self._start, arguments)
+        return lambda: self._located(finish)
+
+    def _located(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function, and name the job in the error of a kernel that a wait reports."""
         try:
-            return self._run(arguments)
+            return function(*arguments)
         except Exception as error:
             if is_kernel_failure(error) and not getattr(error, "is_located", False):
                 raise self._kernel_failure(error, self.call_instructions[-1]) from error
             raise
 
-    def _run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
+    def _start(self, arguments: Mapping[str, Array] | None) -> Callable[[], list[tuple[int, Array]]]:
         if self.begin is not None:
             self.begin()
         if self._results is not None:
@@ -285,14 +297,18 @@ class Executor:
                 self.depart()
         if arguments is not None:
             copied = [fetch for fetch in self.fetches if fetch[0] not in self.shown] if self.shown else self.fetches
-            values = self.device.to_host_together([view for _, view in copied])
-            if self._settles and self._results is not None:
-                self._results.settle()
-            return [(position, value) for (position, _), value in zip(copied, values, strict=True)]
+            finish = self.device.start_to_host([view for _, view in copied])
+            return lambda: self._finished([output for output, _ in copied], finish)
         self.device.synchronize()
         for target, value in self._gives:
             np.copyto(target, value)
-        return []
+        return list
+
+    def _finished(self, outputs: Sequence[int], finish: Callable[[], Sequence[Array]]) -> list[tuple[int, Array]]:
+        values = finish()
+        if self._settles and self._results is not None:
+            self._results.settle()
+        return list(zip(outputs, values, strict=True))
 
     def _take(self, arguments: Mapping[str, Array] | None) -> None:
         """Copy the arguments of a run to the rank."""

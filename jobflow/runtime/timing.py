@@ -106,13 +106,13 @@ class TimedExecutor(Executor):
 
         return (timed if sync is None else finished), ()
 
-    def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
+    def start(self, arguments: Mapping[str, Array] | None) -> Callable[[], list[tuple[int, Array]]]:
         self._times.clear()
         begin = perf_counter()
-        outputs = super().run(arguments)
+        outputs = super().start(arguments)()
         end = perf_counter()
         self.ran.append(TimedRun(begin, end, np.array(self._times).reshape(-1, 2)))
-        return outputs
+        return lambda: outputs
 
 
 def described(instruction: Instruction) -> TimedCall:

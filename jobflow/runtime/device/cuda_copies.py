@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -79,6 +80,9 @@ class Downloads:
     def __init__(self, stream: Any, new_event: Callable[[], Any], host_array: Callable[[int, Any], Array], wait: Callable[[Any], None]) -> None:
         self._stream, self._host_array, self._wait = stream, host_array, wait
         self._new_event = new_event
+        #: copies that may be incomplete, with their memory, which nothing else may use before: the caller may drop the result of `start`
+        self._unfinished: deque[tuple[Any, list[Array]]] = deque()
+        self._lock = threading.Lock()
 
     def start(self, arrays: Sequence[Array]) -> Callable[[], list[Array]]:
         """Start the copies; the result waits for them, and returns NumPy arrays."""
@@ -87,6 +91,10 @@ class Downloads:
             array.get(stream=self._stream, out=host, blocking=False)
         done = self._new_event()
         done.record(self._stream)
+        with self._lock:
+            while self._unfinished and self._unfinished[0][0].done:
+                self._unfinished.popleft()
+            self._unfinished.append((done, hosts))
 
         def finish() -> list[Array]:
             self._wait(done)

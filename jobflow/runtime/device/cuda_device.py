@@ -236,13 +236,23 @@ class CudaDevice:
         return self.to_host_together([array])[0]
 
     def to_host_together(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return NumPy copies of several arrays, with one wait."""
+        return self.start_to_host(arrays)()
+
+    def start_to_host(self, arrays: Sequence[Array]) -> Callable[[], list[Array]]:
         if not arrays:
-            return []
+            return list
         large = {k for k, array in enumerate(arrays) if array.nbytes > LARGEST}
         finish = self._downloads.start([array for k, array in enumerate(arrays) if k not in large])
         pieces = {k: self._downloads.large_array(self._cupy, arrays[k]) for k in sorted(large)}
-        small = iter(finish())
-        return [pieces[k] if k in large else next(small) for k in range(len(arrays))]
+        if not large:
+            return finish
+
+        def merged() -> list[Array]:
+            small = iter(finish())
+            return [pieces[k] if k in large else next(small) for k in range(len(arrays))]
+
+        return merged
 
     def fetch(self, source: Array, host: Array) -> None:
         """Copy `source` to page-locked memory; complete on return."""

@@ -75,8 +75,11 @@ class Device(Protocol):
     def to_host(self, array: Array) -> Array:
         """Return a NumPy copy of an array."""
 
-    def to_host_together(self, arrays: Sequence[Array]) -> list[Array]:
-        """Return NumPy copies of several arrays, with one wait; without arrays there is no wait."""
+    def start_to_host(self, arrays: Sequence[Array]) -> Callable[[], list[Array]]:
+        """Start copies of several arrays to the host; return a function that waits for them once and returns NumPy arrays.
+
+        The arrays may be changed after return.  Without arrays there is no wait.
+        """
 
     def synchronize(self) -> None:
         """Wait until all launched work has finished."""

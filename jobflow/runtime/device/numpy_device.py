@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -55,8 +55,9 @@ class CpuDevice:
     def to_host(self, array: Array) -> Array:
         return np.array(array)
 
-    def to_host_together(self, arrays: Sequence[Array]) -> list[Array]:
-        return [np.array(array) for array in arrays]
+    def start_to_host(self, arrays: Sequence[Array]) -> Callable[[], list[Array]]:
+        copies = [np.array(array) for array in arrays]
+        return lambda: copies
 
     def synchronize(self) -> None:
         """Do nothing: NumPy calls have finished when they return."""
