@@ -125,6 +125,7 @@ def empty_cache() -> None:
     """Return the memory that no tensor uses from the allocator to the GPUs."""
     here = state()
     for gpu in here.gpus.values() if gpu_count(here) else ():
+        gpu.arrivals.clear()
         cuda_facts.free_cached(gpu.index)
 
 

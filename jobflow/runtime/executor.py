@@ -44,7 +44,6 @@ from jobflow.runtime.posts import in_schedule_order, together
 from jobflow.runtime.replays import Replays
 from jobflow.runtime.variable_buffers import State, window
 
-
 T = TypeVar("T")
 
 
@@ -273,10 +272,10 @@ class Executor:
 
     def start(self, arguments: Mapping[str, Array] | None) -> Callable[[], list[tuple[int, Array]]]:
         """Run one step; return a function that returns the result of `run`.  On a GPU, only this function waits for the outputs."""
-        finish = self._located(self._start, arguments)
-        return lambda: self._located(finish)
+        finish = self._named(self._start, arguments)
+        return lambda: self._named(finish)
 
-    def _located(self, function: Callable[..., T], *arguments: Any) -> T:
+    def _named(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function, and name the job in the error of a kernel that a wait reports."""
         try:
             return function(*arguments)

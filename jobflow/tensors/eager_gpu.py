@@ -20,6 +20,7 @@ from jobflow.kernels.target import Target
 from jobflow.ops.chain import Chain
 from jobflow.ops.op import Binder, Call, Op
 from jobflow.ops.runtime_assertions import RuntimeAssertion
+from jobflow.runtime.device.cuda_arrivals import LEAST
 from jobflow.runtime.device.cuda_errors import KernelFailure
 from jobflow.runtime.device.cuda_facts import PoolBytes, is_pinned, memory_info, pool_bytes
 from jobflow.runtime.device.cuda_memory import size_text
@@ -44,6 +45,7 @@ class EagerGpu:
         self.prepared: dict[Any, Any] = {}
         #: tensors of constants, by element type and value
         self.constants: dict[Any, Any] = {}
+        self.arrivals = device.arrivals(lambda nbytes: self.empty((nbytes,), np.uint8))
         self.assertions = PendingAssertions(self)
         self._peak = PoolBytes(0, 0)
         #: held while a thread changes `_sending`
@@ -74,7 +76,11 @@ class EagerGpu:
         try:
             array: Array = self.xp.empty(shape, dtype)
         except MemoryError:
-            raise self._too_large(shape, np.dtype(dtype)) from None
+            try:
+                self.arrivals.clear()
+                array = self.xp.empty(shape, dtype)
+            except MemoryError:
+                raise self._too_large(shape, np.dtype(dtype)) from None
         if array.nbytes >= TRACKED:
             self.peak()
         return array
@@ -110,16 +116,21 @@ class EagerGpu:
         With `direct`, the GPU copies from page-locked memory itself, so that the caller must not change the array before the copy has ended.
         """
         self.activate()
-        target = self.empty(array.shape, array.dtype)
-        if direct and array.size and array.flags.c_contiguous and is_pinned(array):
-            self._send(target, array)
+        direct = direct and array.size > 0 and array.flags.c_contiguous and is_pinned(array)
+        if array.nbytes >= LEAST:
+            target = self.arrivals.receive(array, direct)
         else:
-            self.device.upload(target, array)
+            target = self.empty(array.shape, array.dtype)
+            if direct:
+                target.set(array, stream=self.device.stream)
+            else:
+                self.device.upload(target, array)
+        if direct:
+            self._keep(array)
         return target
 
-    def _send(self, target: Array, array: Array) -> None:
-        """Copy page-locked memory to this GPU without waiting, and keep the memory until the copy has ended."""
-        target.set(array, stream=self.device.stream)
+    def _keep(self, array: Array) -> None:
+        """Keep page-locked memory until copies from it have ended."""
         event = self.device.new_event()
         event.record(self.device.stream)
         with self._copying:

@@ -13,6 +13,8 @@ from programs import check
 from traced import Bound, Sgd, distribute, trace, type_, variable, world_of
 
 from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.rank.local import Builder, LocalValue, RankProgram
+from jobflow.compiler.rank.product_epilogues import merge_epilogues
 from jobflow.core.types import bfloat16, float32
 from jobflow.graph.ir import Graph
 from jobflow.kernels.cuda.epilogue_product import EpilogueProduct
@@ -27,6 +29,7 @@ from jobflow.ops.pointwise import Elementwise
 from jobflow.ops.reduce import reduce_mean
 from jobflow.ops.scalar import Cast, scale
 from jobflow.ops.softmax import softmax
+from jobflow.ops.update import Assign
 from jobflow.plan.plan import Compute, Plan
 from jobflow.program.program import ALONE, Program
 
@@ -129,6 +132,19 @@ def test_random_programs_equal_their_kernels() -> None:
         for seed in range(2):
             check(one, grown(8100 + seed, ((1,),)), target=MERGED)
         check(two, grown(8200, ((2,),)), target=FUSED)
+
+
+@pytest.mark.parametrize("case", ["one microbatch", "two microbatches", "after an update"])
+def test_products_are_not_merged_across_microbatches_or_updates(case: str) -> None:
+    builder = Builder(0, microbatch=0)
+    x, w, b = (LocalValue(type_(*shape), name) for name, shape in (("x", (8, 8)), ("w", (8, 8)), ("b", (8,))))
+    if case == "after an update":
+        b = builder.compute(Assign(), b, b)
+    y = builder.compute(MatMul(), x, w)
+    builder.microbatch = int(case == "two microbatches")
+    z = builder.compute(BiasAdd(1), y, b)
+    program = RankProgram("job", 0, tuple(builder.steps), (), ((0, z),), {}, {}, target=MERGED)
+    assert len(merge_epilogues(program).steps) == len(program.steps) - (case == "one microbatch")
 
 
 # Padded rows ---------------------------------------------------------------------------------------------------------

@@ -136,14 +136,14 @@ class UnownedMemory:
     """Memory at an address that the caller owns, or that nothing reads and writes."""
 
     def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
-        self.ptr, self.size, self.device_id = ptr, size, device_id
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
 
 
 class MemoryPointer:
     """An address in unowned memory."""
 
     def __init__(self, mem: UnownedMemory, offset: int) -> None:
-        self.ptr, self.memory = mem.ptr + offset, Memory(mem.device_id)
+        self.ptr, self.memory, self.owner = mem.ptr + offset, Memory(mem.device_id), mem.owner
 
 
 class Flags:
@@ -194,7 +194,7 @@ class ndarray:
         self.memory = memptr.memory
         if isinstance(memptr, MemoryPointer):
             interface = {"version": 3, "data": (memptr.ptr, False), "shape": tuple(shape), "typestr": np.dtype(dtype).str, "strides": strides}
-            self.inner = np.asarray(types.SimpleNamespace(__array_interface__=interface)).view(dtype)
+            self.inner = np.asarray(types.SimpleNamespace(__array_interface__=interface, owner=memptr.owner)).view(dtype)
             return
         first = memptr.ptr - memptr.whole.ctypes.data
         self.inner = np.ndarray(shape, dtype, memptr.whole, first, strides)
@@ -284,7 +284,7 @@ class ndarray:
 
     @property
     def data(self) -> Pointer:
-        whole = self.inner if self.inner.base is None else self.inner.base
+        whole = self.inner.base if isinstance(self.inner.base, np.ndarray) else self.inner
         return Pointer(self.inner.ctypes.data if self.inner.size else 0, whole, self.memory)
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,57 @@ def test_feeder_copies_arguments_in_turns(device: CudaDevice) -> None:
         for value in values:
             value[:] = 77
         assert [target.get(stream=device.stream).tolist() for target in targets] == [[step] * 6, [step]]
+
+
+def test_copies_of_arguments_wait_for_the_readers_of_their_block(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    feeder = device.feeder([device.allocate(24)])
+    waits: list[Any] = []
+    monkeypatch.setattr(device._copying, "wait_event", waits.append)
+    for _ in range(4):
+        feeder.feed([np.zeros(24, np.uint8)])
+    assert waits == feeder._read, "the third and the fourth copy overwrite the blocks of the first two"
+
+
+def test_unread_results_keep_their_page_locked_memory_during_the_copy(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = device.allocate(24)
+    hosts: list[Any] = []
+    empty = device.host_array
+    monkeypatch.setattr(device._downloads, "_host_array", lambda *arguments: hosts.append(weakref.ref((host := empty(*arguments)).base)) or host)
+    monkeypatch.setattr(fake_streams.Event, "done", False)
+    device.start_to_host([array])
+    device.start_to_host([array])
+    assert all(host() is not None for host in hosts)
+    monkeypatch.setattr(fake_streams.Event, "done", True)
+    device.start_to_host([array])
+    gc.collect()
+    assert [host() is None for host in hosts] == [True, True, False]
+
+
+def test_arrivals_reuse_memory_after_the_last_view_and_its_kernels(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals = device.arrivals(device.allocate)
+    copied_on: list[int] = []
+    copy = fake_cupy.ndarray.set
+    monkeypatch.setattr(fake_cupy.ndarray, "set", lambda self, array, stream: (copied_on.append(stream.ptr), copy(self, array, stream))[1])
+    source = np.arange(6, dtype=np.float32).reshape(2, 3)
+    first = arrivals.receive(source)
+    source[...] = 7
+    assert first.get().tolist() == [[0, 1, 2], [3, 4, 5]] and set(copied_on) == {device._copying.ptr}
+    view, address = first[1], first.data.ptr
+    del first
+    assert arrivals.receive(source, direct=True).data.ptr != address and view.get().tolist() == [3, 4, 5]
+    waits: list[Any] = []
+    monkeypatch.setattr(device._copying, "wait_event", waits.append)
+    del view
+    arrays = [arrivals.receive(source) for _ in range(2)]
+    assert address in [array.data.ptr for array in arrays] and len(waits) == 2, "copies wait for the kernels that read the blocks"
+    arrivals.clear()
+    assert not arrivals._spare
+
+
+def test_garbage_is_not_collected_during_a_capture(device: CudaDevice) -> None:
+    running: list[bool] = []
+    device.capture([(lambda: running.append(gc.isenabled()), ())])
+    assert running == [False] and gc.isenabled()
 
 
 def test_memory_of_small_buffers_is_shared_and_zero(device: CudaDevice) -> None:

@@ -22,6 +22,9 @@ from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.reduce import ReduceSum
 from jobflow.ops.slices import Concat
 from jobflow.ops.softmax import Softmax
+from jobflow.ops.update import Assign
+from jobflow.runtime.device.cuda_device import CudaDevice
+from jobflow.tensors.eager_gpu import EagerGpu
 
 pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
 
@@ -91,3 +94,16 @@ def test_calls_of_libraries_and_empty_arrays_are_bound_at_each_run(cupy: Any) ->
 
     assert prepare(library, cupy, 0, [x], [x]) is None
     assert prepare(partial(registry.bind, Add(), target_of("gpu")), cupy, 0, [empty, empty], [empty]) is None
+
+
+def test_updates_copy_operands_that_overlap_their_target(cupy: Any) -> None:
+    device = CudaDevice(0)
+    device.activate()
+    x, other = put(cupy, random_values(0, 300), rows), put(cupy, random_values(1, 299), rows)
+    expected = x.get()
+    calls = EagerGpu(device).calls(Assign())
+    calls.run(None, [x[1:], other], [x[1:]])
+    np.testing.assert_array_equal(x.get()[1:], other.get())
+    expected[1:] = x.get()[:-1]
+    calls.run(None, [x[1:], x[:-1]], [x[1:]])
+    np.testing.assert_array_equal(x.get(), expected)

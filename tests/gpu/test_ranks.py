@@ -15,9 +15,9 @@ import numpy as np
 import on_device
 import pytest
 from curves_of import NOTICE, PROGRAMS, curves_of, same_as_on_the_cpu
+from labelled_step import BAD, GOOD, MESSAGE, X, declared, variables
 
 import jobflow as flow
-import jobflow.typing as tp
 from jobflow import scope
 from jobflow.core import notices
 from jobflow.core.errors import JobError, PlacementError, RankError
@@ -214,26 +214,14 @@ def test_processes_say_once_that_there_is_no_gpu() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_step_that_is_refused_on_a_gpu_never_was(gpus: None, count: int) -> None:
     """The check is a kernel's note, read before anything is written."""
-
-    def declare() -> Any:
-        @flow.global_function(type="train")
-        def train(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> tp.Numpy:
-            logits = flow.layers.dense(x, 3, kernel_initializer=flow.ones_initializer(), name="dense")
-            loss = flow.nn.sparse_softmax_cross_entropy_with_logits(y + 1, logits)
-            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0.9).minimize(loss)
-            return loss
-
-        return train
-
-    x, y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, -1, 0], np.int32)
     with scope.using(root=scope.Root()):
         flow.config.gpu_device_num(count)
-        train = declare()
-        first = train(x, y)
-        before = {name: np.array(value.numpy()) for name, value in flow.get_all_variables().items()}
-        with pytest.raises(ValueError, match=r"sparse_softmax_cross_entropy at test_ranks.py:\d+: label 5 at \[3\] is outside \[0, 3\)"):
-            train(x, np.array([0, 1, 0, 4], np.int32))
-        for name, value in flow.get_all_variables().items():
-            np.testing.assert_array_equal(value.numpy(), before[name], err_msg=name)
-        assert not np.array_equal(train(x, y), first)
+        train = declared()
+        first = train(X, GOOD).get().numpy()
+        before = variables()
+        with pytest.raises(ValueError, match=MESSAGE):
+            train(X, BAD)
+        for name, value in variables().items():
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+        assert not np.array_equal(train(X, GOOD).get().numpy(), first)
         flow.clear_default_session()

@@ -14,6 +14,7 @@ import fake_streams
 import host_cuda
 import numpy as np
 import pytest
+from labelled_step import BAD, GOOD, MESSAGE, X, declared, loss_of, variables
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -22,9 +23,6 @@ from jobflow.engine.session import current_session
 from jobflow.kernels.cuda.guarded_launches import guarded_text
 from jobflow.program.commands import executors_of
 from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
-
-X, GOOD, BAD = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, -1, 0], np.int32), np.array([0, 1, 0, 4], np.int32)
-MESSAGE = r"sparse_softmax_cross_entropy at test_refused_steps.py:\d+: label 5 at \[3\] is outside \[0, 3\)"
 
 pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no g++")
 
@@ -38,17 +36,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         flow.clear_default_session()
     fake_streams.current.device = before
     fake_streams.current.streams.clear()
-
-
-def loss_of(x: Any, y: Any) -> Any:
-    logits = flow.layers.dense(x, 3, kernel_initializer=flow.ones_initializer(), name="dense")
-    loss = flow.nn.sparse_softmax_cross_entropy_with_logits(y + 1, logits)
-    flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0.9).minimize(loss)
-    return loss
-
-
-def variables() -> dict[str, Any]:
-    return {name: np.array(value.numpy()) for name, value in flow.get_all_variables().items()}
 
 
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -66,47 +53,32 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.full
-def test_refused_step_changes_no_variable_and_the_host_waits_once(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    @flow.global_function(type="train")
-    def train(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> tp.Numpy:
-        return loss_of(x, y)
-
-    losses = [train(X, GOOD) for _ in range(3)]
-    log = waits(monkeypatch)
-    losses.append(train(X, GOOD))
-    assert log == ["Event"], "one wait for the loss, none for the assertion"
-    before = variables()
-    with pytest.raises(ValueError, match=MESSAGE):
-        train(X, BAD)
-    for name, value in variables().items():
-        np.testing.assert_array_equal(value, before[name], err_msg=name)
-    losses.append(train(X, GOOD))
-    assert len({loss.tobytes() for loss in losses}) == 5, "each accepted step has updated the variables"
-
-
-@pytest.mark.full
-def test_error_of_a_step_without_a_result_is_raised_by_the_next_wait(
+def test_refused_step_changes_no_variable_and_only_the_fetch_waits(
     gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @flow.global_function(type="train")
-    def train(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> None:
-        loss_of(x, y)
-
-    for _ in range(3):
-        train(X, GOOD)
-    before = variables()
+    train = declared()
+    losses = [train(X, GOOD).get().numpy() for _ in range(3)]
     log = waits(monkeypatch)
-    train(X, BAD)
+    future = train(X, GOOD)
     assert log == []
+    losses.append(future.get().numpy())
+    assert log == ["Event"], "one wait for the loss, none for the assertion"
+    before = variables()
+    refused = train(X, BAD)
+    with pytest.raises(ValueError, match=MESSAGE):
+        refused.get()
+    assert_equal(variables(), before)
+    losses.append(train(X, GOOD).get().numpy())
+    assert len({loss.tobytes() for loss in losses}) == 5, "each accepted step has updated the variables"
+    before = variables()
+    train(X, BAD)
     with pytest.raises(ValueError, match=MESSAGE):
         variables()
-    for name, value in variables().items():
-        np.testing.assert_array_equal(value, before[name], err_msg=name)
-    train(X, GOOD)
-    assert any(not np.array_equal(value, before[name]) for name, value in variables().items())
+    assert_equal(variables(), before)
     train(X, BAD)
+    del refused
     flow.clear_default_session()
-    gc.collect()  # the error above refers to the program
+    gc.collect()  # the errors above refer to the program
     assert re.search(MESSAGE, capsys.readouterr().err), "nothing has read the result of the last run"
 
 
@@ -138,19 +110,32 @@ def test_ranks_with_a_gpu_each_refuse_a_step_without_a_wait(gpu: None, monkeypat
     with pytest.raises(ValueError, match=MESSAGE + r".* \(on rank 1\)") as caught:
         train(X, GOOD)
     assert caught.value.__notes__ == ["1 later run of the job did not change variables either"]
-    for name, value in variables().items():
-        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert_equal(variables(), before)
     train(X, GOOD)
     assert any(not np.array_equal(value, before[name]) for name, value in variables().items())
 
 
-def test_second_run_launches_graphs(gpu: None) -> None:
+def assert_equal(values: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in values.items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_later_runs_launch_graphs_and_wait_when_a_future_is_read(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     @flow.global_function(type="predict")
-    def squares(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:
+    def squares(x: tp.Numpy.Placeholder((4, 3))):
         return flow.math.reduce_sum(flow.math.square(x) + 1, axis=[1])
 
+    expected = [((X + step) ** 2 + 1).sum(1) for step in range(4)]
     for step in range(3):
-        np.testing.assert_allclose(squares(X + step), ((X + step) ** 2 + 1).sum(1), rtol=1e-6)
+        np.testing.assert_allclose(squares(X + step).get().numpy(), expected[step], rtol=1e-6)
+    log = waits(monkeypatch)
+    first, last = squares(X), squares(X + 3)
+    assert log == [], "the runs are launched only"
+    passed: list[Any] = []
+    for future, values in ((first, expected[0]), (last, expected[3])):
+        np.testing.assert_allclose(future.get().numpy(), values, rtol=1e-6)
+        future.async_get(passed.append)
+    assert log == ["Event", "Event"] and [blob.numpy().tolist() for blob in passed] == [first.get().numpy().tolist(), last.get().numpy().tolist()]
     world = current_session().world
     assert world is not None
     (executor,) = executors_of(world.ranks[0]).values()

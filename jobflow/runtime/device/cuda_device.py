@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakMethod, WeakSet
 
 import numpy as np
@@ -24,12 +24,15 @@ import numpy as np
 from jobflow.core.errors import PlacementError, counted
 from jobflow.core.types import Array, DType, Xp
 from jobflow.ops.op import Call
+from jobflow.runtime.device.cuda_arrivals import Arrivals
 from jobflow.runtime.device.cuda_copies import LARGEST, SIDES, Downloads, Feeder, Uploads, block_bytes
 from jobflow.runtime.device.cuda_errors import FIND, KernelFailure, is_kernel_failure
 from jobflow.runtime.device.cuda_graph import CapturedGraph, captured
 from jobflow.runtime.device.cuda_memory import ALIGNMENT, CudaMemory
 from jobflow.runtime.device.current_stream import current_stream
-from jobflow.runtime.device.device import Scratch
+from jobflow.runtime.device.device import OutOfMemory, Scratch
+
+T = TypeVar("T")
 
 #: polls of the stream before a listening host sleeps: about a millisecond
 SPINS = 1000
@@ -87,6 +90,7 @@ class CudaDevice:
         self._memory = CudaMemory(self._cupy, index, self.stream)
         self._scratches: dict[int, Scratch] = {}
         self._graphs: WeakSet[CapturedGraph] = WeakSet()
+        self._arrivals: list[Arrivals] = []
         #: called after a wait of the host, for example to raise an error that the GPU has reported meanwhile
         self.after_waits: list[WeakMethod[Callable[[], None]]] = []
 
@@ -111,10 +115,21 @@ class CudaDevice:
     # ---------------------------------------------------------------- memory
 
     def allocate(self, nbytes: int) -> Array:
-        return self._memory.take(nbytes)
+        return self._with_spare_memory(self._memory.take, nbytes)
 
     def require(self, nbytes: int) -> None:
-        self._memory.require(nbytes)
+        self._with_spare_memory(self._memory.require, nbytes)
+
+    def _with_spare_memory(self, function: Callable[[int], T], nbytes: int) -> T:
+        """Call the function; if the memory is full, call it again without the spare memory of arrivals."""
+        try:
+            return function(nbytes)
+        except OutOfMemory:
+            if not self._arrivals:
+                raise
+        for arrivals in self._arrivals:
+            arrivals.clear()
+        return function(nbytes)
 
     def constant(self, value: Array) -> Array:
         """Return a copy of a NumPy array on the device, in memory that no other array uses."""
@@ -210,7 +225,7 @@ class CudaDevice:
 
     @cached_property
     def _copying(self) -> Any:
-        """The stream of the copies of arguments."""
+        """The stream of copies from the host that are concurrent with kernels."""
         return self.new_stream()
 
     def upload(self, target: Array, value: Array) -> None:
@@ -231,6 +246,12 @@ class CudaDevice:
         memory = self.allocate(SIDES * nbytes)
         blocks = [(self.host_array(nbytes, "uint8"), memory[k * nbytes : (k + 1) * nbytes]) for k in range(SIDES)]
         return Feeder(targets, self.stream, self._copying, self.new_event, blocks, self.wait)
+
+    def arrivals(self, allocate: Callable[[int], Array]) -> Arrivals:
+        """Return the new arrays that receive values of the host concurrent with kernels, in memory of `allocate(nbytes)`."""
+        arrivals = Arrivals(self, self._copying, allocate)
+        self._arrivals.append(arrivals)
+        return arrivals
 
     def to_host(self, array: Array) -> Array:
         return self.to_host_together([array])[0]

@@ -154,17 +154,16 @@ def _counted_binding(counts: host_runtime.Counts) -> Iterator[dict[str, float]]:
 
 
 def _unfetched_waits(counts: host_runtime.Counts, step: Callable[[], Any]) -> float:
-    """Count the waits of a step whose results nothing fetches."""
+    """Count the waits of a step whose results are copied to the host, and which nothing reads."""
     from jobflow.program.commands import executors_of
 
     executor = max(executors_of(_world().ranks[0]).values(), key=lambda each: len(each.body))
-    run, arguments_of_runs = executor.run, []
-    executor.run = lambda arguments: (arguments_of_runs.append(arguments), run(arguments))[1]
+    start, arguments_of_runs = executor.start, []
+    executor.start = lambda arguments: (arguments_of_runs.append(arguments), start(arguments))[1]
     step()
-    executor.run, fetches, executor.fetches = run, executor.fetches, []
+    executor.start = start
     before = counts.now()
-    executor.run(arguments_of_runs[0])
-    executor.fetches = fetches
+    executor.start(arguments_of_runs[0])
     return _difference(counts, before)["synchronisations"]
 
 
