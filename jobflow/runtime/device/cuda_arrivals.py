@@ -17,7 +17,7 @@ LEAST = 1 << 20
 SPARE = 4
 
 
-class Block:
+class ArrivalMemory:
     """Memory of one array at a time."""
 
     def __init__(self, memory: Array, new_event: Callable[[], Any]) -> None:
@@ -44,8 +44,8 @@ class Arrivals:
         """`allocate(nbytes)` returns memory of the pool of the compute stream; the GPU is active then."""
         self._device, self._copying, self._allocate = device, copying, allocate
         self._uploads = Uploads(copying, device.new_event, device.host_array, device.wait)
-        self._spare: list[Block] = []
-        self._released: deque[Block] = deque()
+        self._spare: list[ArrivalMemory] = []
+        self._released: deque[ArrivalMemory] = deque()
         self._lock = threading.RLock()  # `allocate` may call `clear`
 
     def receive(self, value: Array, direct: bool = False) -> Array:
@@ -77,7 +77,7 @@ class Arrivals:
             self._collect()
             self._spare.clear()
 
-    def _release(self, block: Block) -> None:
+    def _release(self, block: ArrivalMemory) -> None:
         """Keep the block for a later array; any thread may call this method, also inside another one."""
         if not self._device.captures:  # the event would become a part of the graph
             block.used.record(self._device.stream)
@@ -88,15 +88,15 @@ class Arrivals:
             self._spare.append(self._released.popleft())
         del self._spare[:-SPARE]  # copies to these have ended on the compute stream, so the pool may reuse them
 
-    def _take(self, nbytes: int) -> Block:
+    def _take(self, nbytes: int) -> ArrivalMemory:
         """Return a block that the stream of copies may write."""
         self._collect()
-        fitting = [block for block in self._spare if block.memory.nbytes == nbytes]
-        if fitting:
-            self._spare.remove(fitting[0])
-            self._copying.wait_event(fitting[0].used)
-            return fitting[0]
-        block = Block(self._allocate(nbytes), self._device.new_event)
+        suitable = [block for block in self._spare if block.memory.nbytes == nbytes]
+        if suitable:
+            self._spare.remove(suitable[0])
+            self._copying.wait_event(suitable[0].used)
+            return suitable[0]
+        block = ArrivalMemory(self._allocate(nbytes), self._device.new_event)
         block.used.record(self._device.stream)  # kernels that had the memory of the pool before
         self._copying.wait_event(block.used)
         return block
