@@ -170,10 +170,12 @@ def deliver(results: Results, values: Callable[[], Sequence[Delivered]]) -> Any:
 def _once(results: Results, values: Callable[[], Sequence[Delivered]]) -> Callable[[], Any]:
     """Return a function that returns the result of a call, which is read and converted once."""
     built: list[Any] = []
+    source = [values]
 
     def read() -> Any:
         if not built:
-            built.append(_built(results, values()))
+            built.append(_built(results, source[0]()))
+            source.clear()  # it refers to the program
         return built[0]
 
     return read

@@ -71,16 +71,6 @@ class ReboundArgument:
         self.readers: list[tuple[list[Call], int, int, Compute]] = []
 
 
-class Synchronization:
-    """A call that waits for a GPU."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = device
-
-    def __call__(self) -> None:
-        self._device.synchronize()
-
-
 class Executor:
     """One plan, bound to the buffers of one rank.  Binding is collective: every rank binds the plans of a job together."""
 
@@ -205,9 +195,9 @@ class Executor:
         return [Replays(device, f"job {self.plan.job}", part) for part in parts]
 
     def _wait_after_calls(self, device: CudaDevice) -> None:
-        """Insert a wait of the host after each call, which raises the error of this call."""
+        """Insert a wait of the host after each call, which raises the error of this call; each wait is an object, which `_instruction_of` finds."""
         count = len(self.body)
-        self.body, self.epilogue = ([one for call in part for one in (call, (Synchronization(device), ()))] for part in (self.body, self.epilogue))
+        self.body, self.epilogue = ([one for call in part for one in (call, (device.synchronize, ()))] for part in (self.body, self.epilogue))
         self.call_instructions = [instruction for instruction in self.call_instructions for _ in range(2)]
         assert len(self.body) == 2 * count
 
