@@ -11,6 +11,7 @@ from jobflow.functional.typed import Tensor
 from jobflow.runtime.device import cuda_facts
 from jobflow.tensors.gpus import duplicate, gpu_of, open_gpu
 from jobflow.tensors.state import state
+from jobflow.tensors.tensor import note_export
 
 #: DLPack's device types of GPUs: CUDA memory, and managed CUDA memory
 CUDA_DEVICES = (2, 13)
@@ -61,6 +62,8 @@ def capsule(x: Tensor, what: str, stream: Any, max_version: Any, dl_device: Any,
         raise ArgumentError(f"{what}: the tensor is on {gpu}; got dl_device={dl_device!r}; omit it, or move the tensor first")
     gpu.activate()
     try:
+        if not copy:
+            note_export(x)
         array = duplicate(x.array) if copy else x.array  # CuPy makes no copies on a GPU
         return array.__dlpack__(stream=stream, max_version=max_version)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -74,6 +77,7 @@ def _interface(x: Tensor) -> Any:
         reason = "requires gradients, which other libraries do not record; use detach()" if gpu is not None else "is not a local tensor on a GPU"
         raise AttributeError(f"__cuda_array_interface__ at {user_line()}: the tensor {x.tensor_type} {reason}")
     gpu.activate()
+    note_export(x)
     return x.array.__cuda_array_interface__
 
 

@@ -74,6 +74,7 @@ def footprint(plan: Plan) -> Footprint:
     for slot in plan.variables.values():
         kind = "variables" if slot.buffer.endswith((":parameter", ":scalar")) else "optimizer state"
         at_peak[kind] += slot.type.nbytes
+    at_peak["variables"] += sum(slot.type.nbytes for slot in plan.shadows.values())
     return Footprint(at_peak, _describe(instructions, fullest), int(total[fullest]), sum(plan.buffers.values()))
 
 

@@ -2,7 +2,7 @@
 
 A slot is a strided window on a buffer.  ``arena`` is private to this rank, and its memory is reused by live range.  ``shared`` is reused in the
 same way, but is visible to the other ranks of the node, and collectives read it.  Variables persist between runs, in ``state/...`` (private to
-this rank) or ``common/...`` (stored once for all ranks of the node).
+this rank) or ``common/...`` (stored once for all ranks of the node).  Their half-precision copies also persist, in ``shadow/...``.
 """
 
 from __future__ import annotations
@@ -186,6 +186,8 @@ class Plan:
     schedule: tuple[Announced, ...] = ()
     #: peak bytes of the live values of each buffer, a lower bound for its size
     needed: dict[str, int] = field(default_factory=dict)
+    #: slots of half-precision copies of variables, which updates write and the next run reads, by variable name
+    shadows: dict[str, Slot] = field(default_factory=dict)
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:

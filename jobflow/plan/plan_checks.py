@@ -189,7 +189,7 @@ def summary(plan: Plan) -> PlanSummary:
 
 def verify_writes(plan: Plan) -> None:
     """Raise PlanError if a body writes a variable: other ranks, or a restart after an error, may still need the old value."""
-    stored = {slot.buffer for slot in plan.variables.values()}
+    stored = {slot.buffer for slot in (*plan.variables.values(), *plan.shadows.values())}
     for instruction in plan.body:
         outputs = instruction.outputs if isinstance(instruction, Compute) else (instruction.output,) if isinstance(instruction, Collective) else ()
         if any(slot.buffer in stored for slot in outputs):

@@ -11,7 +11,7 @@ from dataclasses import field
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Broadcast
-from jobflow.core.types import contiguous_strides
+from jobflow.core.types import DType, contiguous_strides
 from jobflow.graph.ir import Graph, Value, Variable
 from jobflow.ops.guarded_update import GuardedUpdate
 from jobflow.ops.layout_ops import ToGlobal
@@ -20,7 +20,8 @@ from jobflow.plan.plan import Slot, aligned
 
 #: prefixes of the names of private buffers, and of buffers shared by ranks
 OWN, COMMON = "state/", "common/"
-
+#: prefix of the names of buffers with half-precision copies of variables
+SHADOW = "shadow/"
 
 #: prefix of the names of arguments in the caller's memory, whose address changes between runs
 ARGUMENT = "given/"
@@ -50,6 +51,17 @@ def is_argument(buffer: str) -> bool:
 def is_common(buffer: str) -> bool:
     """Return True for the name of a buffer that ranks share."""
     return buffer.startswith(COMMON)
+
+
+def shadow_slot(variable: Slot, half: DType) -> Slot:
+    """Return the slot of the shadow of a float32 variable, or of a part of it, in the type `half`."""
+    buffer = f"{SHADOW}{half.name}/{variable.buffer}"
+    return Slot(buffer, variable.offset // 2, variable.type.with_dtype(half), tuple(stride // 2 for stride in variable.strides))
+
+
+def shadowed_buffer(shadow: str) -> str:
+    """Return the name of the buffer with the variables of a buffer of shadows."""
+    return shadow.removeprefix(SHADOW).partition("/")[2]
 
 
 def private_copies(graph: Graph) -> frozenset[str]:

@@ -43,6 +43,7 @@ from jobflow.runtime.memory_contents import largest_values_text
 from jobflow.runtime.posts import in_schedule_order, together
 from jobflow.runtime.replays import Replays
 from jobflow.runtime.variable_buffers import State, window
+from jobflow.runtime.variable_shadows import Shadows
 
 T = TypeVar("T")
 
@@ -85,9 +86,10 @@ class Executor:
         self.begin: Callable[[], None] | None = None
         common = {} if through is None else through.buffers
         own = {feed.slot.buffer: feed.slot.type.nbytes for feed in plan.feeds if is_argument(feed.slot.buffer)}
+        self._shadows = Shadows(plan, state, device, self.target)
         with memory_of(f"job {plan.job}: intermediate values", partial(largest_values_text, plan)):
             device.require(sum(plan.buffers.values()) + sum(own.values()) + SIDES * sum(feed.slot.type.nbytes for feed in plan.feeds))
-            self.buffers = {**state.buffers, **common, "arena": device.allocate(plan.buffers["arena"])}
+            self.buffers = {**state.buffers, **self._shadows.buffers, **common, "arena": device.allocate(plan.buffers["arena"])}
             self.buffers["shared"] = comm.allocate(plan.buffers["shared"])
             self.buffers |= {name: device.allocate(nbytes) for name, nbytes in own.items()}
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
@@ -309,6 +311,7 @@ class Executor:
 
     def _step(self, arguments: Mapping[str, Array] | None) -> None:
         body, *late = [each.launches() for each in self.replays] or [self.body, self.epilogue]
+        self._shadows.begin()
         failure = self._perform(body)
         if self._exchange is not None:
             self._raise_failure(failure)
@@ -321,6 +324,7 @@ class Executor:
             failure = self._perform(epilogue)
             if failure is not None:
                 raise failure.error(failure.text)
+        self._shadows.complete()
 
     def _raise_anomaly(self, anomalies: AnomalySearch, arguments: Mapping[str, Array] | None) -> None:
         """Raise an error on all ranks if a value that leaves the body contains NaN on any rank; variables have not changed."""

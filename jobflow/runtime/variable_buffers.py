@@ -16,7 +16,7 @@ from jobflow.kernels.target import CPU, Target
 from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.source import Constant
 from jobflow.plan.plan import Slot
-from jobflow.plan.storage import COMMON, OWN, is_common, place_variables
+from jobflow.plan.storage import COMMON, OWN, is_common, place_variables, shadowed_buffer
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.device.device import Device, memory_of
 from jobflow.runtime.device.numpy_device import CpuDevice
@@ -48,6 +48,9 @@ class State:
         self.buffers: dict[str, Array] = {}
         self.slots: dict[str, Slot] = {}
         self.variables: dict[str, Variable] = {}
+        #: memory of half-precision copies of variables, by buffer, and the names of the variables whose copies there are current
+        self.shadows: dict[str, Array] = {}
+        self.current_shadows: dict[str, set[str]] = {}
         #: number of buffers created so far, for unique names
         self._buffer_count = 0
 
@@ -82,8 +85,10 @@ class State:
         for name in names:
             self.variables.pop(name, None)
             self.slots.pop(name, None)
+            self.wrote(name)
         used = {slot.buffer for slot in self.slots.values()}
         self.buffers = {name: buffer for name, buffer in self.buffers.items() if name in used}
+        self.shadows = {name: shadow for name, shadow in self.shadows.items() if shadowed_buffer(name) in used}
 
     @contextmanager
     def forgetting_on_error(self) -> Iterator[None]:
@@ -107,6 +112,18 @@ class State:
         self.buffers[name] = buffer
         self.slots[variable.name] = Slot(name, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
         self.variables[variable.name] = variable
+        self.wrote(variable.name)
+
+    def shadow_buffer(self, name: str) -> Array:
+        """Return the memory of the half-precision copies of the variables in a buffer, allocated at the first call."""
+        if name not in self.shadows:
+            self.shadows[name] = self.device.allocate(self.buffers[shadowed_buffer(name)].nbytes // 2)
+        return self.shadows[name]
+
+    def wrote(self, name: str) -> None:
+        """Record that the half-precision copies of a variable are out of date, because something other than its program may write the variable."""
+        for current in self.current_shadows.values():
+            current.discard(name)
 
     def on_hosts(self) -> bool:
         """Return True if all ranks compute in host memory; collective."""
@@ -133,13 +150,17 @@ class State:
                 self.write(name, value)
 
     def array(self, name: str) -> Array:
-        """Return this rank's shard of a variable as a view of its memory."""
+        """Return this rank's shard of a variable as a view of its memory; the caller may write the view until the next run."""
+        self.wrote(name)
+        return self._view(name)
+
+    def _view(self, name: str) -> Array:
         slot = self.slots[name]
         return window(self.device.xp, self.buffers[slot.buffer], slot)
 
     def read(self, name: str) -> Array:
         """Return this rank's shard of a variable as a NumPy copy."""
-        return self.device.to_host(self.array(name))
+        return self.device.to_host(self._view(name))
 
     def write(self, name: str, value: Array) -> None:
         """Assign a value to this rank's shard of a variable."""

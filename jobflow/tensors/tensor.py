@@ -73,7 +73,7 @@ class ResidentMemory:
     next run of the program reads the copy, and the tensors move back (`readmit`).
     """
 
-    __slots__ = ("array", "buffer", "copies", "copy", "offset", "ranks", "tensors", "transient")
+    __slots__ = ("array", "buffer", "copies", "copy", "exported", "offset", "ranks", "tensors", "transient", "writes")
 
     def __init__(self, array: Array, buffer: Array, offset: int, ranks: tuple[int, ...] = (), copies: bool = False, transient: bool = False) -> None:
         self.array = array if not ranks else _read_only(array)
@@ -85,6 +85,10 @@ class ResidentMemory:
         self.copies = copies
         #: True if the next run of the program overwrites the memory with a new tensor
         self.transient = transient
+        #: the number of writes by operations and programs
+        self.writes = 0
+        #: True if another library may write to the memory
+        self.exported = False
         #: this rank's copy of the elements, after a write
         self.copy: Array | None = None
         self.tensors: WeakValueDictionary[int, TensorBase] = WeakValueDictionary()
@@ -168,6 +172,12 @@ class Storage:
         self.shared = False
         #: True if a tensor with views changed its shape in place
         self.reshaped = False
+
+    def wrote(self) -> None:
+        """Increment the number of writes to the memory."""
+        self.version += 1
+        if self.resident is not None:
+            self.resident.writes += 1
 
 
 class TensorBase:
@@ -310,7 +320,7 @@ class TensorBase:
 
     def wrote(self) -> None:
         """Increment the number of writes to the memory of the tensor."""
-        self.memory.version += 1
+        self.memory.wrote()
 
     def shares(self, view: TensorBase) -> None:
         """Make `view` use the storage of this tensor, with the same number of writes."""
@@ -332,6 +342,12 @@ def attach_memory(x: TensorBase, resident: ResidentMemory) -> None:
     """Make x use this memory for its elements."""
     x.memory.resident, x.array = resident, resident.array
     resident.tensors[id(x)] = x
+
+
+def note_export(x: TensorBase) -> None:
+    """Note that another library may write to the memory of x, so that programs never rely on copies of its elements."""
+    if x._storage is not None and x._storage.resident is not None:
+        x._storage.resident.exported = True
 
 
 def lasting_array(x: TensorBase) -> Array:

@@ -135,8 +135,11 @@ class Explained:
         return str(pipeline)
 
 
-def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
-    """Compile a job for `devices` CPU devices in one process, with the job's own strategy if `strategy` is None.  Nothing runs."""
+def laid_out(job: Job, devices: int, strategy: str | None = None, target: Target | None = None) -> Explained:
+    """Compile a job for `devices` devices in one process, with the job's own strategy if `strategy` is None.  Nothing runs.
+
+    The devices are CPUs unless `target` is the target of GPUs.
+    """
     session = current_session()
     if session.started and session.device_count() != devices:
         raise ConfigError(
@@ -149,7 +152,7 @@ def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
     shapes = [shape[0] if d.per_device else shape for (_, d), shape in zip(job.signature.placeholders(), job.declared_shapes(session), strict=True)]
     program, results = job.trace(session, placement, shapes)
     outputs = returned_values(results)
-    target = common_target(session)
+    target = target or common_target(session)
     graph = logical(program, outputs, target).graph
     sharded = shard(graph)
     return Explained(program.graph(outputs), graph, sharded, bucket(box(sharded), target), devices, program.schedule)

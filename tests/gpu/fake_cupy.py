@@ -205,6 +205,10 @@ class ndarray:
         array.inner, array.memory = inner, memory
         return array
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return dict(self.inner.__array_interface__)
+
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly.")
 

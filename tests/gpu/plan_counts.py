@@ -95,7 +95,7 @@ def gpu_plan(job: Any, tables: str) -> Plan:
     """Return the plan of a job on one GPU with the patterns in the module `tables`, whether or not cublasLt is installed."""
     flow.clear_default_session()
     target = replace(target_of("gpu"), tables=f"jobflow.kernels.{tables}")
-    program = Program(laid_out(job_of(job), 1).physical, StorageChoice(share=False, io_buffers=False), target)
+    program = Program(laid_out(job_of(job), 1, target=target).physical, StorageChoice(share=False, io_buffers=False), target)
     plan = program.plan(0, 1)
     flow.clear_default_session()
     return plan

@@ -12,6 +12,8 @@ Both passes use tables of the target (`kernels/patterns.py`), whose rows list th
 `join_updates` merges elementwise updates of contiguous variables into one update.  Variables of a group are stored
 contiguously, and buckets give their gradients the same offsets.  Without a bucket (one rank), the gradients are placed like their
 variables.  A step of AdamW over fifty variables is therefore one pass over flat arrays, in blocks that stay in cache.
+
+`add_shadows` (`compiler/rank/shadowed_updates.py`) removes casts of variables on GPUs.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from dataclasses import replace
 from jobflow.compiler.rank.joined_space import fits_in_loop
 from jobflow.compiler.rank.local import Builder, Join, LocalInstruction, LocalValue, RankProgram
 from jobflow.compiler.rank.product_epilogues import merge_epilogues
+from jobflow.compiler.rank.shadowed_updates import add_shadows
 from jobflow.compiler.rank.views import StridedWindow, is_dense, views_of, windows, written_over
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.kernels.patterns import Fold
@@ -34,7 +37,7 @@ from jobflow.plan.plan import Slot, aligned
 
 def fuse(program: RankProgram) -> RankProgram:
     """Apply the passes of this module in order."""
-    return join_updates(absorb_makers(merge_epilogues(use_triangles(program))))
+    return add_shadows(join_updates(absorb_makers(merge_epilogues(use_triangles(program)))))
 
 
 def use_triangles(program: RankProgram) -> RankProgram:

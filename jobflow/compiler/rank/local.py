@@ -143,6 +143,8 @@ class RankProgram:
     target: Target = CPU
     #: the rows of the target's patterns that were applied, once per application
     hits: tuple[str, ...] = ()
+    #: slots of half-precision copies of variables, by variable name
+    shadows: dict[str, Slot] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join([f"job {self.job}, rank {self.rank}", *(f"  {step}" for step in self.steps)])

@@ -103,7 +103,7 @@ class _Planning:
         fetches = tuple((position, self.slot(value)) for position, value in program.fetches)
         self.accesses.append(Access("outputs", tuple((self.key(value), self.slot(value)) for _, value in program.fetches), ()))
         variables = {name: self.slot(value) for name, value in program.reads.items()}
-        plan = Plan(program.job, program.rank, sizes, feeds, body, epilogue, fetches, variables, program.schedule, needed)
+        plan = Plan(program.job, program.rank, sizes, feeds, body, epilogue, fetches, variables, program.schedule, needed, program.shadows)
         verify_memory(self.accesses)
         verify_order(plan)
         verify_writes(plan)

@@ -6,7 +6,7 @@ from 0.  Tensors of the user's program share memory with the variables of the gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -64,6 +64,10 @@ class Memory:
     copied: set[str] = field(default_factory=set)
     #: variables that have received their loaded values
     loaded: set[str] = field(default_factory=set)
+    #: variables in memory that the user's program allocated and may write without a trace
+    foreign: set[str] = field(default_factory=set)
+    #: number of writes to a variable after the last run that wrote its half-precision copy
+    writes: dict[str, int] = field(default_factory=dict)
 
 
 class Bound:
@@ -95,6 +99,8 @@ class Bound:
         self.copied: list[tuple[TensorBase, Array, bool]] = []
         self.together = Placement("cpu", self.group.ranks)
         self.collective_log = here.collective_log(self.together)
+        #: the variables with half-precision copies that a run reads, and their memory
+        self.shadowed: list[tuple[str, ResidentMemory]] = []
         #: the variables that a run overwrites
         self.changing = [name for name in built.tensors if name in built.graph.updates]
         #: the communicator, if a run communicates
@@ -151,6 +157,7 @@ class Bound:
             bound = Program(self.physical, storage, self.key[0].target(rank.device.tag, timed=len(ranks) == 1)).bind(rank)
         self._fill(state_of(rank), fresh, loaded)
         self.executor = bound.executor
+        self.shadowed = [(name, resident) for binding, resident in self.bindings if (name := binding.variable.name) in bound.plan.shadows]
         if self.gpu is not None:  # outputs stay on the GPU
             self.executor.shown = frozenset(position for position, _ in self.executor.fetches)
         self.comm = comm if bound.plan.schedule or bound.executor.depart is not None else None
@@ -209,11 +216,13 @@ class Bound:
         if not x.array.flags.c_contiguous or (address(x.array) % ALIGNMENT if self.gpu is not None else writes and not x.array.flags.writeable):
             return None
         if is_shared(x):
+            self.memory.foreign.add(variable.name)
             return ResidentMemory(x.array, x.array.reshape(-1).view(np.uint8), 0)
         if variable.trainable:
             return None
         if isinstance(x, Parameter) and variable.layout.is_whole and variable.placement.size == len(self.group.ranks) > 1:
             return None
+        self.memory.foreign.add(variable.name)
         return ResidentMemory(x.array, x.array.reshape(-1).view(np.uint8), 0)
 
     def _fill(self, state: State, fresh: Sequence[Variable], loaded: Mapping[str, Tensor]) -> None:
@@ -335,6 +344,8 @@ class Bound:
         copied = [*self.copied, *self._copy_back(moved)] if moved else self.copied
         for x, array, _ in copied:
             write(array, x.array)
+        if self.shadowed:
+            self._note_writes([*self.memory.copied, *(binding.variable.name for binding, _ in moved)])
         try:
             outputs = dict(self.executor.run({**arrays, **self.constant}))
             if self.gpu is not None:
@@ -344,12 +355,22 @@ class Bound:
                 draw.generator.draws -= 1
             raise
         for storage in self.storages:
-            storage.version += 1
+            storage.wrote()
+        for name, resident in self.shadowed:
+            self.memory.writes[name] = resident.writes
         for x, array, is_written in copied:
             if is_written:
                 write(own(x, self.built.name), array)
                 x.wrote()
         return provenance, outputs
+
+    def _note_writes(self, copied: Iterable[str]) -> None:
+        """Report variables that others than this program may have written: the `copied` ones, and those in memory with unknown writes."""
+        assert self.memory.rank is not None
+        state, memory = state_of(self.memory.rank), self.memory
+        unknown = (name for name, resident in self.shadowed if resident.exported or resident.writes != memory.writes.get(name))
+        for name in (*unknown, *copied, *memory.foreign):
+            state.wrote(name)
 
     def _check_devices(self, tensors: Sequence[Tensor], replaced: Sequence[TensorBase]) -> None:
         """Raise PlacementError if an input, or a tensor with replaced memory, is not on the device of the graph; make its GPU the current one."""
