@@ -153,6 +153,9 @@ class Job:
         physical_of = {key: distribute(program.graph, target) for key, program in logical_of.items()}
         programs = tuple([physical_of[id(trace)] for trace in traces])
         compare_devices(f"{self.name} at {self.where}", programs)
+        if target.kind == "cuda" and session.device_tag == "gpu" and not any(node.placement.tag == "gpu" for node in programs[0].graph.nodes):
+            where = f'job {self.name} at {self.where}: all operations are placed on "cpu", but the session has GPUs, which run them'
+            notice(f"{where}; for a job on CPUs, set config.cpu_device_num instead of config.gpu_device_num")
         parts, first, (program, results) = argument_parts(programs), logical_of[id(traces[0])], traces[0]
         _note_whole_updates(program, first.graph)
         passes = 1 if program.microbatches is None else program.microbatches.count

@@ -26,6 +26,7 @@ from jobflow.core.errors import NOWHERE, AbortedError, JobError, JobflowError
 from jobflow.core.types import Array
 from jobflow.kernels import registry
 from jobflow.kernels.target import Target, target_of
+from jobflow.ops.host_operation import HostOperation
 from jobflow.ops.op import Call
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Slot, Transfer, Wait
@@ -39,6 +40,7 @@ from jobflow.runtime.device.cuda_errors import FIND, KernelFailure, is_kernel_fa
 from jobflow.runtime.device.cuda_graph import CapturedGraph
 from jobflow.runtime.device.device import ADVICE, Device, OutOfMemory, memory_of
 from jobflow.runtime.failed_assertions import FailedAssertion, assertions, failed_assertion, raise_first
+from jobflow.runtime.host_calls import host_calls
 from jobflow.runtime.memory_contents import largest_values_text
 from jobflow.runtime.posts import in_schedule_order, together
 from jobflow.runtime.replays import Replays
@@ -252,8 +254,10 @@ class Executor:
 
     def _calls(self, instruction: Compute) -> list[Call]:
         self.device.begin_instruction()
-        inputs, outputs = instruction.inputs, instruction.outputs
-        return registry.bind(instruction.op, self.target, self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
+        inputs, outputs = ([self.view(slot) for slot in slots] for slots in (instruction.inputs, instruction.outputs))
+        if isinstance(instruction.op, HostOperation):
+            return host_calls(instruction.op, self.device, inputs, outputs)
+        return registry.bind(instruction.op, self.target, self.device, inputs, outputs)
 
     def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
         """Run one step on this rank's shards of the arguments; return its shards of the outputs as (position, NumPy copy).

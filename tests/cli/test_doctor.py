@@ -179,7 +179,7 @@ class TestRanks:
 
 #: what the probe says of a GPU that works
 WELL = {"cupy": "14.2.0", "gpus": [["H100", 80 << 30]], "runtime": "13.0", "driver": "13.1", "trouble": "", "nccl": "2.27.7", "nccl_trouble": ""}
-WELL |= {"cublaslt": "13.1", "cublaslt_trouble": ""}
+WELL |= {"cublaslt": "13.1", "cublaslt_trouble": "", "transport": "NCCL: each rank has its own GPU, NCCL 2.28.9"}
 
 
 class TestGpu:
@@ -198,6 +198,7 @@ class TestGpu:
             ({"trouble": "CompileException: no headers"}, 1, [PROBLEM]),
             ({"nccl": None, "nccl_trouble": "the library is missing"}, 1, [OK, NOTE, OK]),
             ({"cublaslt": None, "cublaslt_trouble": "libcublasLt.so.13 is not installed"}, 1, [OK, OK, NOTE]),
+            ({"gpus": [["H100", 80 << 30]] * 2}, 2, [OK, OK, OK, OK]),
             ({"gpus": [], "trouble": "driver too old"}, 2, [PROBLEM]),
             ({"gpus": [], "trouble": "no driver"}, 0, [NOTE]),
         ],

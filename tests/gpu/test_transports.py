@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from jobflow.core.types import TensorType, float32
 from jobflow.plan.plan import Collective, Instruction, Slot, Transfer, Wait
 from jobflow.plan.traffic import Traffic
 from jobflow.runtime.comm import nccl_family, staged_communicator
+from jobflow.runtime.comm.blocking_calls import NAME as BLOCKING
 from jobflow.runtime.comm.communicator import Binding
 from jobflow.runtime.comm.nccl_calls import perform
 from jobflow.runtime.comm.transports import RankDevice, choose
@@ -216,6 +218,9 @@ def test_ranks_stop_waiting_in_an_init_that_fails_on_one(gpus: None, monkeypatch
     monkeypatch.setattr(fake_nccl, "PATIENCE", 0.2)
     monkeypatch.setattr(nccl, "NcclCommunicator", fail_on_one(nccl.NcclCommunicator))  # type: ignore[attr-defined]
     quickly(world_on(0, 1, 2), carrying.relay, JobError, "start of NCCL: rank 1 cannot create the communicator of ranks.*no socket")
+    for thread in threading.enumerate():  # the init of the other ranks, which NCCL would end after its own limit
+        if thread.name == BLOCKING:
+            thread.join(10)
 
 
 def test_errors_that_nccl_detects_outside_of_calls_end_a_wait(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,5 +53,7 @@ def cupy_findings(data: dict[str, Any], devices: int) -> Iterator[Finding]:
     yield Finding("GPU", OK, f"{text}; a kernel and a matrix product are correct")
     unusable = f"not usable ({data['nccl_trouble']}): several GPUs exchange tensors through the host"
     yield judged("NCCL", data["nccl"] or "", (data["nccl"] is None, NOTE, unusable, "", INSTALL))
+    if len(data["gpus"]) > 1:
+        yield Finding("GPU transport", OK, data["transport"])
     unusable = f"not usable ({data['cublaslt_trouble']}): CuPy computes matrix products, and biases and activations are separate kernels"
     yield judged("cublasLt", data["cublaslt"] or "", (data["cublaslt"] is None, NOTE, unusable, "", INSTALL_FAST))

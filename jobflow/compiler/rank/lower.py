@@ -19,6 +19,7 @@ from jobflow.core.layout import Box, FlatPieces, Layout, Local, Partial, Reducti
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.kernels.target import CPU, Target
+from jobflow.ops.host_operation import as_host_operation
 from jobflow.ops.layout_ops import SliceBox, ToLocal
 from jobflow.ops.parts import PutPart
 from jobflow.ops.rows import Rows
@@ -46,6 +47,8 @@ class _Lowering:
     def run(self) -> RankProgram:
         graph, self.rank = self.physical.graph, self.memory.rank
         self.build = Builder(self.rank)
+        # True if operations on "cpu" run on the host; graphs without GPUs are compiled for GPUs as a whole
+        self.mixed = self.target.kind == "cuda" and any(node.placement.tag == "gpu" for node in graph.nodes)
         self.viewed_arguments = {
             argument_of(node.inputs[0]) for node in graph.nodes if isinstance(node.op, Reroute) and node.op.name == "broadcast_view"
         }
@@ -117,7 +120,7 @@ class _Lowering:
         op, types = on_rank(op, self.rank, input_pieces, output_pieces, cuts=cuts, where=f" at {node.where}")
         inputs = tuple(self.local_values[value] for value in node.inputs)
         outputs = tuple([LocalValue(type, value.name) for value, type in zip(node.outputs, types, strict=True)])
-        self.build.append(op, inputs, outputs)
+        self.build.append(as_host_operation(op) if self.mixed and node.placement.tag == "cpu" else op, inputs, outputs)
         self.local_values.update(zip(node.outputs, outputs, strict=True))
 
     # ---------------------------------------------------------------- changes of layout

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+#: the name of the threads
+NAME = "jobflow library call"
 #: seconds between two checks for failed ranks
 NAP = 1e-3
 
@@ -23,7 +25,7 @@ class BlockingCall(Generic[T]):
         self._results: list[T] = []
         self._error: BaseException | None = None
         self._over = threading.Event()
-        threading.Thread(target=self._perform, daemon=True).start()
+        threading.Thread(target=self._perform, name=NAME, daemon=True).start()
 
     def _perform(self) -> None:
         try:

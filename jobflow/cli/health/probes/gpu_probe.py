@@ -1,8 +1,8 @@
 """A test of CuPy, NCCL and cublasLt.
 
 Prints a JSON object.  "cupy" is CuPy's version, "gpus" a list of [name, bytes of memory], and "runtime" and "driver" are CUDA versions.
-"trouble" is the error of CuPy or "".  "nccl" and "cublaslt" are the versions of these libraries, or null if the library was not tested or failed
-with the error "nccl_trouble" or "cublaslt_trouble".
+"transport" describes how ranks with one GPU each exchange tensors.  "trouble" is the error of CuPy or "".  "nccl" and "cublaslt" are the versions of
+these libraries, or null if the library was not tested or failed with the error "nccl_trouble" or "cublaslt_trouble".
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from jobflow.kernels.cuda import cublaslt_calls, cublaslt_library
 from jobflow.kernels.target import ProductMode
+from jobflow.runtime.comm.transports import RankDevice, choose
 from jobflow.runtime.device.cuda_device import nccl
 
 
@@ -63,7 +64,7 @@ def communicate(module: Any) -> str:
 
 runtime = cupy.cuda.runtime
 report: dict[str, Any] = {"cupy": cupy.__version__, "gpus": [], "runtime": "", "driver": "", "trouble": "", "nccl": None, "nccl_trouble": ""}
-report |= {"cublaslt": None, "cublaslt_trouble": ""}
+report |= {"cublaslt": None, "cublaslt_trouble": "", "transport": ""}
 try:
     for index in range(runtime.getDeviceCount()):
         properties = runtime.getDeviceProperties(index)
@@ -81,6 +82,8 @@ if report["gpus"] and not report["trouble"]:
             report["nccl"] = communicate(module)
         except Exception as error:  # noqa: BLE001 - whatever CuPy raises is the answer
             report["nccl_trouble"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    version = 0 if report["nccl"] is None else module.get_version()
+    report["transport"] = str(choose([RankDevice("gpu", str(index), version, False) for index in range(len(report["gpus"]))]))
     search = cublaslt_library.find()
     if search.library is None:
         report["cublaslt_trouble"] = search.reason
