@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from jobflow.compiler.rank.format import memory_orders
 from jobflow.compiler.rank.local import Collect, LocalInstruction, LocalValue, Receive, Send, WaitFor
-from jobflow.compiler.rank.order import Ordered, dependencies
+from jobflow.compiler.rank.order import Ordered, dependencies, reads_of_memory
 from jobflow.compiler.rank.views import StridedWindow, windows
 from jobflow.kernels.target import Target
 from jobflow.ops.op import Op, ViewOp
@@ -39,19 +39,14 @@ def reduce_in_place(ordered: Ordered) -> Ordered:
     """Let all_reduces write to the memory of their inputs, if no other instruction reads this memory later."""
     if not _is_concurrent(ordered):
         return ordered
-    steps, window_of = (*ordered.body, *ordered.epilogue), _windows(ordered)
-    last_read: dict[LocalValue, int] = {}
-    for at, step in enumerate(steps):
-        for value in step.inputs:
-            last_read[window_of[value].root] = at
-    program = ordered.program
-    needed = {window_of[value].root for _, value in program.fetches} | {argument.value for argument in program.arguments}
+    steps, program = (*ordered.body, *ordered.epilogue), ordered.program
+    needed = {value for _, value in program.fetches} | {argument.value for argument in program.arguments}
 
     def in_place(at: int, step: LocalInstruction) -> LocalInstruction:
         if not isinstance(step.action, Collect) or step.action.kind != "all_reduce":
             return step
-        root = window_of[step.inputs[0]].root
-        free = root.slot is None and root not in needed and last_read[root] == at
+        reads, values = reads_of_memory(at, steps)
+        free = max(reads) == at and needed.isdisjoint(values) and all(value.slot is None for value in values)
         return replace(step, action=replace(step.action, in_place=True)) if free else step
 
     return replace(ordered, body=tuple([in_place(at, step) for at, step in enumerate(ordered.body)]))

@@ -14,12 +14,13 @@ Example: `Adam(w, m, v, g, lr, step)` reads the step counter that `Increment(ste
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
-from jobflow.compiler.rank.local import Collect, LocalInstruction, LocalValue, RankProgram, Receive, Send
+from jobflow.compiler.rank.local import Collect, Join, LocalInstruction, LocalValue, RankProgram, Receive, Send
 from jobflow.compiler.rank.views import views_of, written_over
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
-from jobflow.ops.op import Op
+from jobflow.ops.op import Op, ViewOp
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,31 @@ def dependencies(steps: tuple[LocalInstruction, ...], program: RankProgram) -> d
     for output, root in written_over(steps).items():
         writer = producer[output]
         before[writer].update(i for i, other in readers.get(_buffer(root), ()) if i != writer and _overlap(root, other))
+    for i, step in enumerate(steps):
+        if isinstance(step.action, Collect) and step.action.in_place:
+            before[i].update(reads_of_memory(i, steps)[0] - {i})
     return before
+
+
+def reads_of_memory(at: int, steps: Sequence[LocalInstruction]) -> tuple[set[int], set[LocalValue]]:
+    """Return the positions of all reads of memory that may contain the input of a collective, and the values in this memory.
+
+    These are the input, the parts that a join combines to it, and all views of them.
+    """
+    producer = {value: step for step in steps for value in step.outputs}
+    stack, values = list(steps[at].inputs), set(steps[at].inputs)
+    while stack:
+        step = producer.get(stack.pop())
+        if step is not None and isinstance(step.action, Join | ViewOp):
+            stack.extend(value for value in step.inputs if value not in values)
+            values.update(step.inputs)
+    reads: set[int] = set()
+    for i, step in enumerate(steps):
+        if not values.isdisjoint(step.inputs):
+            reads.add(i)
+            if isinstance(step.action, ViewOp):
+                values.update(step.outputs)
+    return reads, values
 
 
 def _buffer(root: LocalValue) -> object:
