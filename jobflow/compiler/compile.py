@@ -62,6 +62,7 @@ from jobflow.compiler.rank.order import Ordered, order
 from jobflow.compiler.rank.overlap import overlap
 from jobflow.compiler.rank.variable_writes import write
 from jobflow.compiler.rank.zero_copy import zero_copy_feeds
+from jobflow.core.types import DType
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.graph.traced import Traced
 from jobflow.kernels.target import CPU, Target
@@ -96,9 +97,12 @@ def prepared(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequenc
     return lower_precision(program, outputs)
 
 
-def distribute(graph: Graph, target: Target = CPU) -> Physical:
-    """Choose layouts and insert communication; `target` as in `logical`."""
-    return bucket(break_hazards(box(shard(graph))), target)
+def distribute(graph: Graph, target: Target = CPU, reduce_dtype: DType | None = None) -> Physical:
+    """Choose layouts and insert communication; `target` as in `logical`.
+
+    GPUs sum float32 gradients in `reduce_dtype`, if it is set.
+    """
+    return bucket(break_hazards(box(shard(graph))), target, reduce_dtype)
 
 
 def rank_program(physical: Physical, memory: RankMemory, target: Target) -> RankProgram:

@@ -150,7 +150,7 @@ class Job:
         each = {id(trace): trace for trace in traces}
         target = common_target(session)
         logical_of = {key: logical(program, returned_values(results), target) for key, (program, results) in each.items()}
-        physical_of = {key: distribute(program.graph, target) for key, program in logical_of.items()}
+        physical_of = {key: distribute(program.graph, target, self.config.sum_dtype) for key, program in logical_of.items()}
         programs = tuple([physical_of[id(trace)] for trace in traces])
         compare_devices(f"{self.name} at {self.where}", programs)
         if target.kind == "cuda" and session.device_tag == "gpu" and not any(node.placement.tag == "gpu" for node in programs[0].graph.nodes):

@@ -11,7 +11,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.front.schedule import SCHEDULES
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.notices import notice
-from jobflow.core.types import DType, float16
+from jobflow.core.types import DType, float16, float32
 from jobflow.engine.options import Names, Option, ignored_options, notice_ignored, unknown
 from jobflow.graph.strategy import Strategy
 
@@ -39,6 +39,7 @@ OPTIONS: dict[str, Option] = {
     "pipeline_schedule": Option((str,)),
     "enable_auto_mixed_precision": Option((bool,), True),
     "mixed_precision": Option((DType,)),
+    "reduce_dtype": Option((DType,)),
     "enable_quantization_aware_training": Option((bool,), True),
     "enable_qat": Option((bool,), True, now="enable_quantization_aware_training"),
     "qat.per_channel_weight_quantization": Option((bool,), True),
@@ -110,6 +111,12 @@ class FunctionConfig:
         return chosen or (float16 if self.options.get("enable_auto_mixed_precision") else None)
 
     @property
+    def sum_dtype(self) -> DType | None:
+        """The element type in which GPUs sum float32 gradients; None for float32."""
+        chosen: DType | None = self.options.get("reduce_dtype")
+        return chosen
+
+    @property
     def lazily(self) -> tuple[str, ...]:
         """The names of variables with sparse updates: a step updates only the rows that it read.  Raises: JobError for a malformed value."""
         match self.options.get("indexed_slices_optimizer_conf", {"include_op_names": {"op_name": ()}}):
@@ -139,6 +146,8 @@ class FunctionConfig:
             raise self._unsupported("pipeline_schedule", f"the schedule does not exist; use one of {', '.join(SCHEDULES)}")
         if "mixed_precision" in self.options and not self.options["mixed_precision"].is_half:
             raise self._unsupported("mixed_precision", "the value must be jobflow.float16 or jobflow.bfloat16")
+        if self.sum_dtype is not None and not (self.sum_dtype.is_half or self.sum_dtype is float32):
+            raise self._unsupported("reduce_dtype", "the value must be jobflow.float32, jobflow.float16 or jobflow.bfloat16")
         _ = self.lazily  # raises an error for a malformed list
         primary = self.options.get("train.primary_lr")
         if self.options.get("train.secondary_lr", primary) != primary:

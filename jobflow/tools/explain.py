@@ -155,7 +155,7 @@ def laid_out(job: Job, devices: int, strategy: str | None = None, target: Target
     target = target or common_target(session)
     graph = logical(program, outputs, target).graph
     sharded = shard(graph)
-    return Explained(program.graph(outputs), graph, sharded, bucket(box(sharded), target), devices, program.schedule)
+    return Explained(program.graph(outputs), graph, sharded, bucket(box(sharded), target, job.config.sum_dtype), devices, program.schedule)
 
 
 def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] = STAGES, strategy: str | None = None) -> str:

@@ -12,7 +12,7 @@ from jobflow import optimizer as opt
 from jobflow import scope
 from jobflow.core import notices
 from jobflow.core.errors import ConfigError, JobError
-from jobflow.core.types import bfloat16, float16, float32
+from jobflow.core.types import bfloat16, float16, float32, int32
 from jobflow.engine.job_config import OPTIONS, ExecutionConfig, FunctionConfig, function_config
 from jobflow.optimizer import optimizer_of
 
@@ -153,6 +153,7 @@ def test_what_would_change_the_numbers_is_refused() -> None:
         (lambda c: c.mixed_precision(float32), "mixed_precision(jobflow.float32) at test_function_config.py"),
         (lambda c: c.mixed_precision(float32), "must be jobflow.float16 or jobflow.bfloat16"),
         (lambda c: c.train.num_gradient_accumulation_steps(0), "must be at least 1"),
+        (lambda c: c.reduce_dtype(int32), "the value must be jobflow.float32, jobflow.float16 or jobflow.bfloat16"),
         (lambda c: (c.train.primary_lr(0.1), c.train.secondary_lr(0.2)), "train.secondary_lr(0.2) at"),
     ]:
         config = FunctionConfig()

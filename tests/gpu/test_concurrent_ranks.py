@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jobflow as flow
+import jobflow.typing as tp
 from jobflow import scope
 from jobflow.engine.session import current_session
 from jobflow.plan.plan import Collective, Completion
@@ -64,3 +65,35 @@ def test_delayed_collectives_do_not_change_the_losses(strategy: str, ranks: int,
         waits = [each for each in executor.plan.instructions if isinstance(each, Completion)]
         assert bool(started) == (strategy != "pp") and all(each.concurrent for each in started) and len(waits) == len(started)
         flow.clear_default_session()
+
+
+def test_gradients_are_summed_in_the_type_of_the_configuration() -> None:
+    """Expect weights that differ from those of float32 sums by at most the rounding of float16."""
+    weights = {dtype: weights_after_a_step(dtype) for dtype in (flow.float32, flow.float16)}
+    assert not np.array_equal(*weights.values())
+    np.testing.assert_allclose(*weights.values(), rtol=1e-3, atol=1e-3)
+
+
+def weights_after_a_step(dtype: flow.dtype) -> np.ndarray:
+    with scope.using(root=scope.Root()):
+        flow.config.gpu_device_num(2)
+        config = flow.function_config()
+        config.reduce_dtype(dtype)
+
+        @flow.global_function("train", config)
+        def step(x: tp.Numpy.Placeholder((8, 4))) -> tp.Numpy:
+            ones = flow.ones_initializer()
+            y = flow.layers.dense(flow.layers.dense(x, 6, kernel_initializer=ones, name="first"), 3, kernel_initializer=ones, name="second")
+            loss = flow.math.reduce_mean(flow.math.square(y))
+            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1])).minimize(loss)
+            return loss
+
+        step(np.random.RandomState(1).randn(8, 4).astype(np.float32))
+        world = current_session().world
+        assert world is not None
+        (executor,) = executors_of(world.ranks[0]).values()
+        sums = {each.input.type.dtype for each in executor.plan.body if isinstance(each, Collective) and each.phase == "update"}
+        assert sums == {dtype}
+        weights = np.array(flow.get_all_variables()["first-weight"].numpy())
+        flow.clear_default_session()
+    return weights

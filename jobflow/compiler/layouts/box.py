@@ -13,7 +13,7 @@ from dataclasses import replace
 from jobflow.compiler.layouts.paths import Hop, changed, direct, path, sent
 from jobflow.core.errors import SbpError
 from jobflow.core.layout import B, Layout, Local, Partial, Rule
-from jobflow.core.types import TensorType
+from jobflow.core.types import DType, TensorType
 from jobflow.graph.ir import Node, Physical, Provenance, Sharded, Value
 from jobflow.graph.rewrite import Rewriter
 from jobflow.ops.op import Op, Types
@@ -30,6 +30,8 @@ class Reroute(Op):
     name: str = ""
     #: (source, target) of each tensor, if several tensors have different layouts
     each: tuple[tuple[Layout, Layout], ...] = ()
+    #: the element type of the sum, if it differs from the type of the tensors
+    reduce_dtype: DType | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -46,6 +48,9 @@ class Reroute(Op):
 
     def sent(self, *types: TensorType) -> dict[int, int]:
         """Return the bytes that each communicating rank sends for tensors of these logical types, including the alignment in joins."""
+        if self.reduce_dtype is not None:
+            size, sum_size = types[0].dtype.itemsize, self.reduce_dtype.itemsize
+            return {rank: nbytes * sum_size // size for rank, nbytes in replace(self, reduce_dtype=None).sent(*types).items()}
         if len(types) == 1:
             return dict(sent(self.name, self.source, self.target, types[0]))
         nbytes: dict[int, int] = {}
@@ -65,7 +70,7 @@ class Reroute(Op):
         return [layout.local_type(type, rank) for layout, type in zip(layouts, types, strict=True)]
 
     def __str__(self) -> str:
-        return f"{self.name}[{self.source} -> {self.target}]"
+        return f"{self.name}[{self.source} -> {self.target}{'' if self.reduce_dtype is None else f' in {self.reduce_dtype.name}'}]"
 
 
 def rerouted(value: Value, op: Reroute, provenance: Provenance) -> Node:

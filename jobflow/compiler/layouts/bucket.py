@@ -24,7 +24,9 @@ from typing import Any
 
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.paths import changed
-from jobflow.graph.ir import Node, Physical, Provenance
+from jobflow.core.layout import P
+from jobflow.core.types import DType, float32
+from jobflow.graph.ir import Node, Physical, Provenance, Value
 from jobflow.graph.rewrite import Rewriter, consumers, outputs_of
 from jobflow.kernels.target import CPU, Target
 
@@ -34,19 +36,33 @@ LIMIT = 4 << 20
 STREAM_LIMIT = 25 << 20
 
 
-def bucket(physical: Physical, target: Target = CPU) -> Physical:
+def bucket(physical: Physical, target: Target = CPU, reduce_dtype: DType | None = None) -> Physical:
     """Order the update phase last; merge its all_reduces, and the all_reduces of several outputs of one node.
 
-    `target` is the target that all ranks share.  On GPUs, reductions of gradients precede the end of the backward pass.
+    `target` is the target that all ranks share.  On GPUs, reductions of gradients precede the end of the backward pass, and sums of float32
+    gradients have the type `reduce_dtype`, if it is set.
     """
-    return _Bucketing(physical).bucketed(target.kind == "cuda")
+    is_gpu = target.kind == "cuda"
+    return _Bucketing(physical, reduce_dtype if is_gpu and reduce_dtype is not float32 else None).bucketed(is_gpu)
 
 
 class _Bucketing(Rewriter):
-    def __init__(self, physical: Physical) -> None:
+    def __init__(self, physical: Physical, reduce_dtype: DType | None) -> None:
         super().__init__(physical.graph)
         self.late = _late_nodes(physical)
         self.layouts = physical.layouts
+        self.reduce_dtype = reduce_dtype
+
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        return self.keep(node, inputs, op=self._in_sum_type([node], node.op)) if self._has_sum_type(node) else self.keep(node, inputs)
+
+    def _has_sum_type(self, node: Node) -> bool:
+        """Return True for the first reduction of a gradient, if its sum has another type."""
+        gradient = node in self.late and _reduces(node) and not any(value.node in self.late for value in node.inputs)
+        return self.reduce_dtype is not None and gradient and _is_float32_sum(node)
+
+    def _in_sum_type(self, group: Sequence[Node], op: Any) -> Any:
+        return replace(op, reduce_dtype=self.reduce_dtype) if all(map(self._has_sum_type, group)) else op
 
     def bucketed(self, early: bool) -> Physical:
         body = [node for node in self.graph.nodes if node not in self.late]
@@ -84,7 +100,7 @@ class _Bucketing(Rewriter):
         inputs = tuple(self.now[value] for node in group for value in node.inputs)
         name = f"{first.inputs[0].name}..{last.inputs[0].name}"
         makes = [output for node in group for output in outputs_of(node)]
-        outputs = self.add(Node(_joined(group), inputs, makes, name, first.placement, provenance))
+        outputs = self.add(Node(self._in_sum_type(group, _joined(group)), inputs, makes, name, first.placement, provenance))
         self.now.update(zip((node.outputs[0] for node in group), outputs, strict=True))
 
 
@@ -150,6 +166,11 @@ def _late_nodes(physical: Physical) -> dict[Node, None]:
 
 def _reduces(node: Node) -> bool:
     return isinstance(node.op, Reroute) and node.op.name in ("all_reduce", "reduce_scatter")
+
+
+def _is_float32_sum(node: Node) -> bool:
+    assert isinstance(node.op, Reroute)
+    return node.inputs[0].dtype is float32 and node.op.source.sbp[changed(node.op.source, node.op.target)[0]] == P
 
 
 def _is_all_reduce(node: Node) -> bool:

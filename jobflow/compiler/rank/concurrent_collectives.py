@@ -28,6 +28,7 @@ from jobflow.compiler.rank.order import Ordered, dependencies, reads_of_memory
 from jobflow.compiler.rank.views import StridedWindow, windows
 from jobflow.kernels.target import Target
 from jobflow.ops.op import Op, ViewOp
+from jobflow.ops.scalar import Cast
 
 
 def has_communication_stream(target: Target) -> bool:
@@ -192,16 +193,22 @@ class _Splitting:
         return replace(self.ordered, body=tuple(new[0]), epilogue=tuple(new[1]))
 
     def _views_and_reader(self, value: LocalValue) -> tuple[list[int], int]:
-        """Return the positions of the views of a collective's output, in order, and of the first other reader; the end without readers."""
-        root = self.window_of[value].root
+        """Return the positions of the views and casts of a collective's output, in order, and of the first other reader; the end without readers."""
         views: list[int] = []
         reader, values = len(self.steps), [value]
         while values:
             for at in self.readers[values.pop()]:
                 step = self.steps[at]
-                if isinstance(step.action, ViewOp) and len(step.inputs) == 1 and self.window_of[step.outputs[0]].root is root:
+                if self._follows(step):
                     views.append(at)
                     values.extend(step.outputs)
                 else:
                     reader = min(reader, at)
         return sorted(views), reader
+
+    def _follows(self, step: LocalInstruction) -> bool:
+        """Return True for views without copies, and for casts of sums to the type of the gradients; both can run later."""
+        if isinstance(step.action, Cast):
+            return step.phase == "update"
+        is_view = isinstance(step.action, ViewOp) and len(step.inputs) == 1
+        return is_view and self.window_of[step.outputs[0]].root is self.window_of[step.inputs[0]].root

@@ -16,13 +16,14 @@ from jobflow.compiler.layouts.transfers import exchange_steps, exchanges, put_to
 from jobflow.compiler.rank.local import Argument, Builder, Collect, Join, LocalValue, RankProgram, Receive, Send, on_rank
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Box, FlatPieces, Layout, Local, Partial, Reduction, whole_box
-from jobflow.core.types import TensorType, contiguous_strides
+from jobflow.core.types import DType, TensorType, contiguous_strides
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.kernels.target import CPU, Target
 from jobflow.ops.host_operation import as_host_operation
 from jobflow.ops.layout_ops import SliceBox, ToLocal
 from jobflow.ops.parts import PutPart
 from jobflow.ops.rows import Rows
+from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import Announced, Kind, Slot, consecutive_offsets, line_cut
@@ -153,12 +154,17 @@ class _Lowering:
     def _along(self, value: Value, output: Value, op: Reroute) -> None:
         """Append the instructions of a row of the route table, for the group of ranks that contains this rank."""
         route = row(op.source, op.target)
-        for group in changes(op.source, op.target, value.tensor_type):
+        type = value.tensor_type if op.reduce_dtype is None else TensorType(value.shape, op.reduce_dtype)
+        for group in changes(op.source, op.target, type):
             first = group[0]
             order = -1 if route.kind is None else self._announce(op.name, output.name, first.ranks, first.type.nbytes)
             if self.rank in first.ranks:
                 mine = replace(group[first.ranks.index(self.rank)], order=order)
-                self.local_values[output] = route.steps(self.build, self.local_values[value], mine)
+                result = route.steps(self.build, self._cast(self.local_values[value], type.dtype), mine)
+                self.local_values[output] = self._cast(result, value.dtype)
+
+    def _cast(self, x: LocalValue, dtype: DType) -> LocalValue:
+        return x if x.type.dtype is dtype else self.build.compute(Cast(dtype), x, name=f"{x.name}.{dtype.name}")
 
     def _exchange(self, value: Value, output: Value, op: Reroute) -> None:
         for exchange in exchanges(op.source, op.target, value.shape):
@@ -187,18 +193,20 @@ class _Lowering:
         dtype, scatters = node.inputs[0].dtype, op.name == "reduce_scatter"
         for ranks in (op.target.placement.ranks,) if scatters else op.source.placement.along(changed(op.source, op.target)):
             offsets, total = consecutive_offsets(op.joined_types([value.tensor_type for value in node.inputs], ranks[0]))
-            order = self._announce(op.name, node.outputs[0].name, ranks, total)
+            sum_dtype = op.reduce_dtype or dtype
+            order = self._announce(op.name, node.outputs[0].name, ranks, total // dtype.itemsize * sum_dtype.itemsize)
             if self.rank not in ranks:
                 continue
             cuts = line_cut(total, len(ranks) if scatters else 1)
             first, last = cuts[ranks.index(self.rank) if scatters else 0]
             counts = tuple((stop - start) // dtype.itemsize for start, stop in cuts)
             joined = LocalValue(TensorType((total // dtype.itemsize,), dtype), f"{node.name}:parts")
-            summed = LocalValue(TensorType(((last - first) // dtype.itemsize,), dtype), f"{node.name}:sum")
+            summed = LocalValue(TensorType(((last - first) // dtype.itemsize,), sum_dtype), f"{node.name}:sum")
             held = [self.local_values[value] for value in node.inputs]
             self.build.append(Join(tuple(offsets)), tuple(self.build.flatten(local) for local in held), (joined,))
             kind: Kind = "reduce_scatter" if scatters else "all_reduce"
-            self.build.append(Collect(kind, ranks, counts, (), _reduction(op), order), (joined,), (summed,))
+            self.build.append(Collect(kind, ranks, counts, (), _reduction(op), order), (self._cast(joined, sum_dtype),), (summed,))
+            summed = self._cast(summed, dtype)
             for value, local, offset in zip(node.outputs, held, offsets, strict=True):
                 begin, stop = (min(max(byte, offset), offset + local.type.nbytes) - first for byte in (first, last))
                 if begin < stop or not scatters:
