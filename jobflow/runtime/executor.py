@@ -43,6 +43,7 @@ from jobflow.runtime.failed_assertions import FailedAssertion, assertions, faile
 from jobflow.runtime.host_calls import host_calls
 from jobflow.runtime.memory_contents import largest_values_text
 from jobflow.runtime.posts import in_schedule_order, together
+from jobflow.runtime.rebound_argument import ReboundArgument
 from jobflow.runtime.replays import Replays
 from jobflow.runtime.variable_buffers import State, window
 from jobflow.runtime.variable_shadows import Shadows
@@ -59,19 +60,6 @@ class Through:
     #: this rank's shards of the arguments, by key, and of the outputs, by position
     arguments: Mapping[str, Array]
     outputs: Mapping[int, Array]
-
-
-class ReboundArgument:
-    """An argument that is read without a copy, and the calls that read it."""
-
-    def __init__(self, slot: Slot, own: Array) -> None:
-        self.slot = slot
-        #: memory for a copied argument
-        self.own = own
-        #: the address in the prepared calls
-        self.start: int = own.__array_interface__["data"][0]
-        #: (list of calls, first, stop, instruction) of each reader
-        self.readers: list[tuple[list[Call], int, int, Compute]] = []
 
 
 class Executor:
