@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,37 @@ if __name__ == "__main__":
     sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "examples")]
 
 import jobflow_models  # noqa: E402
-import plan_counts  # noqa: E402
 import workloads  # noqa: E402
 
+import jobflow as flow  # noqa: E402
+from jobflow.compiler.compile import distribute, logical  # noqa: E402
 from jobflow.core.types import float32  # noqa: E402
+from jobflow.engine.job import job_of, returned_values  # noqa: E402
+from jobflow.engine.session import current_session  # noqa: E402
 from jobflow.kernels.multi_tensor import MultiTensor  # noqa: E402
 from jobflow.kernels.region import Region  # noqa: E402
+from jobflow.kernels.target import target_of  # noqa: E402
 from jobflow.ops.layout_ops import Copy  # noqa: E402
 from jobflow.ops.op import Op, ViewOp  # noqa: E402
 from jobflow.plan.plan import Compute, Plan  # noqa: E402
+from jobflow.program.program import ALONE, Program  # noqa: E402
 
 BATCH = 2
 
 
+def plan_of(job: Any) -> Plan:
+    """Return the plan of a job on one GPU with cublasLt, whether or not it is installed."""
+    flow.clear_default_session()
+    target = replace(target_of("gpu"), tables="jobflow.kernels.cuda.product_patterns")
+    declared, session = job_of(job), current_session()
+    program, results = declared.trace(session, declared.placement(session), declared.declared_shapes(session))
+    graph = logical(program, returned_values(results), target).graph
+    flow.clear_default_session()
+    return Program(distribute(graph), ALONE, target).plan(0, 1)
+
+
 def resnet50() -> Plan:
-    return plan_counts.gpu_plan(jobflow_models.job(workloads.ResNet50(), BATCH, "bfloat16"), "cuda.product_patterns")
+    return plan_of(jobflow_models.job(workloads.ResNet50(), BATCH, "bfloat16"))
 
 
 def calls(plan: Plan) -> list[Compute]:
@@ -63,7 +80,7 @@ def images(plan: Plan) -> list[Any]:
     """Return the slots of images, without those of the argument."""
     fed = [feed.slot for feed in plan.feeds]
     slots = dict.fromkeys(slot for call in calls(plan) for slot in (*call.inputs, *call.outputs))
-    return [slot for slot in slots if slot.type.ndim == 4 and slot.type.shape[0] == BATCH and slot not in fed]
+    return [slot for slot in slots if slot.type.ndim == 4 and slot.type.shape[0] == BATCH and slot.type.shape[2:] != (1, 1) and slot not in fed]
 
 
 def lines(plan: Plan) -> Iterator[str]:

@@ -119,7 +119,7 @@ class _RegionBuilder:
             best: tuple[int, int, int] | None = None
             for number in sorted(set().union(*(touching.get(value, ()) for value in step.inputs))):
                 other = groups[number]
-                shared = _shared(other, group)
+                shared = _shared(other, group, self.bounds.tensors > 0)
                 if not shared:
                     continue
                 position = self._joint_position(other, group)
@@ -312,7 +312,11 @@ def _unsuited(step: LocalInstruction, facts: StepFacts, builder: _RegionBuilder)
     return registry.unsupported_reason(op, builder.ordered.program.target, [x.type for x in step.inputs], [y.type for y in step.outputs])
 
 
-def _shared(group: RegionGroup, new: RegionGroup) -> int:
-    """Return the bytes saved by fusion: values no longer written and read, and inputs read once instead of twice."""
+def _shared(group: RegionGroup, new: RegionGroup, multi_tensor: bool) -> int:
+    """Return the bytes saved by fusion: values no longer written and read, and inputs read once instead of twice.
+
+    Operations on different tensors that share only an element, such as the learning rate, are one call on targets with multi-tensor calls.
+    """
     read_directly = sum(2 * value.type.nbytes for value in new.inputs if value in group.produced)
-    return read_directly + sum(value.type.nbytes for value in new.inputs if value in group.inputs)
+    least = 2 if multi_tensor and any(value.type.size > 1 for value in new.produced) else 1
+    return read_directly + sum(value.type.nbytes for value in new.inputs if value in group.inputs and value.type.size >= least)
