@@ -66,6 +66,10 @@ def copies(plan: Plan) -> list[Compute]:
     return [call for call in calls(plan) if only_copies(call.op)]
 
 
+def copied_images(plan: Plan) -> list[Compute]:
+    return [call for call in copies(plan) if any(slot.type.ndim == 4 and slot.type.shape[0] == BATCH for slot in call.outputs)]
+
+
 def only_copies(op: Op) -> bool:
     return all(only_copies(member.op) for member in op.members) if isinstance(op, Region | MultiTensor) else isinstance(op, ViewOp | Copy)
 
@@ -86,7 +90,7 @@ def images(plan: Plan) -> list[Any]:
 def lines(plan: Plan) -> Iterator[str]:
     single = [slot for slot in images(plan) if slot.type.dtype is float32]
     others = [slot for slot in images(plan) if slot.strides[1] != slot.type.dtype.itemsize]
-    yield f"calls {len(calls(plan))}; copies {len(copies(plan))}; float32 images {len(single)}; images without channels innermost {len(others)}"
+    yield f"calls {len(calls(plan))}; copies {len(copies(plan))}; copied images {len(copied_images(plan))}; float32 images {len(single)}; images without channels innermost {len(others)}"
     for what, count in sorted(Counter(kind(call.op) for call in calls(plan)).items(), key=lambda item: (-item[1], item[0])):
         yield f"{count}; {what}"
 

@@ -178,7 +178,7 @@ def test_one_gpu(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt", pytest.param("hybrid_mlp_with_optimizer", marks=pytest.mark.full), pytest.param("consistent_lenet", marks=pytest.mark.full)]
+    "name", ["gpt", *(pytest.param(name, marks=pytest.mark.full) for name in ("hybrid_mlp_with_optimizer", "consistent_lenet", "batch_norm"))]
 )
 def test_kernels_that_are_written_for_gpus(name: str) -> None:
     """The text that NVRTC would compile, through g++, and products that ask for what cuBLAS has."""
