@@ -90,7 +90,8 @@ def images(plan: Plan) -> list[Any]:
 def lines(plan: Plan) -> Iterator[str]:
     single = [slot for slot in images(plan) if slot.type.dtype is float32]
     others = [slot for slot in images(plan) if slot.strides[1] != slot.type.dtype.itemsize]
-    yield f"calls {len(calls(plan))}; copies {len(copies(plan))}; copied images {len(copied_images(plan))}; float32 images {len(single)}; images without channels innermost {len(others)}"
+    yield f"calls {len(calls(plan))}; copies {len(copies(plan))}; copied images {len(copied_images(plan))}"
+    yield f"float32 images {len(single)}; images without channels innermost {len(others)}"
     for what, count in sorted(Counter(kind(call.op) for call in calls(plan)).items(), key=lambda item: (-item[1], item[0])):
         yield f"{count}; {what}"
 
