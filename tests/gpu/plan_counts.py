@@ -42,7 +42,7 @@ SMALL = gpt.Size(batch=2, length=32, width=64, heads=4, blocks=2, words=128)
 GPT2_124M = gpt.Size(batch=1, length=1024, width=768, heads=12, blocks=12, words=50257)
 
 
-def gpt_job(size: gpt.Size, half: Any) -> Any:
+def gpt_job(size: gpt.Size, half: Any, clipping: Any = None) -> Any:
     """Return a job that trains `examples/gpt.py`, with products in the type `half` unless it is None."""
     config = flow.function_config()
     if half is not None:
@@ -53,7 +53,7 @@ def gpt_job(size: gpt.Size, half: Any) -> Any:
     def step(words: tp.Numpy.Placeholder(shape, dtype=flow.int32), following: tp.Numpy.Placeholder(shape, dtype=flow.int32)) -> tp.Numpy:
         loss = flow.nn.sparse_softmax_cross_entropy_with_logits(flow.reshape(following, [-1]), gpt.gpt(words, size))
         schedule = flow.optimizer.PiecewiseConstantScheduler([], [1e-3])
-        flow.optimizer.AdamW(schedule, do_bias_correction=True, weight_decay=0.1).minimize(loss)
+        flow.optimizer.AdamW(schedule, do_bias_correction=True, weight_decay=0.1, grad_clipping=clipping).minimize(loss)
         return loss
 
     return step

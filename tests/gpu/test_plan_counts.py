@@ -33,3 +33,12 @@ def test_separate_casts_convert_gradients_of_weights_without_cublaslt() -> None:
 def test_gpt2_step_has_few_calls_and_bytes() -> None:
     counts = columns(RECORDED["GPT-2 124M, 1 x 1,024, bfloat16, cublasLt"])
     assert counts["calls"] <= 340 and counts["operands"] <= 7000
+
+
+def test_clipping_adds_one_reduction_and_no_product() -> None:
+    """Without clipping, the embedding is updated by rows, so its gradient is one more call."""
+    clipping = plan_counts.flow.optimizer.grad_clipping.by_global_norm(1.0)
+    plans = [plan_counts.gpu_plan(plan_counts.gpt_job(plan_counts.SMALL, None, each), "cuda.product_patterns") for each in (None, clipping)]
+    plain, clipped = [[str(call.op) for call in plan.instructions if isinstance(call, plan_counts.Compute)] for plan in plans]
+    assert sum(op.count("SquareSum") for op in clipped) == 1
+    assert len(clipped) <= len(plain) + 1

@@ -1,4 +1,7 @@
-"""Half-precision copies of weights on an imitated GPU: after every kind of write, a step equals a step that casts the weights."""
+"""Updates on an imitated GPU.
+
+After every kind of write, a step with half-precision copies of weights equals a step that casts them.  Clipped steps equal those of CPUs.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import jobflow.typing as tp
 from jobflow import nn, scope
 from jobflow.compiler.rank import fuse
 from jobflow.engine.session import current_session
+from jobflow.plan.plan import Compute
 from jobflow.program.commands import executors_of
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no g++")]
@@ -35,9 +39,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @contextmanager
-def session() -> Iterator[None]:
+def session(gpus: int = 1) -> Iterator[None]:
     with scope.using(root=scope.Root()):
-        flow.config.gpu_device_num(1)
+        if gpus:
+            flow.config.gpu_device_num(gpus)
         yield
         flow.clear_default_session()
 
@@ -210,3 +215,37 @@ def test_job_reads_new_weights_after_loads_other_jobs_and_refused_steps(gpu: Non
         assert train.plan.shadows.keys() == {"a-weight", "a-bias", "b-weight"}
     for name, values in expected.items():
         np.testing.assert_array_equal(losses[name], values, err_msg=name)
+
+
+# -------------------------------------------------------------------- gradient clipping
+
+
+def clipped_losses() -> tuple[list[Any], list[str]]:
+    """Return losses of a job, and the operations of its update."""
+
+    @flow.global_function("train")
+    def train(x: tp.Numpy.Placeholder((4, 8))) -> tp.Numpy:
+        h = flow.layers.dense(x, 5, kernel_initializer=flow.random_normal_initializer(), name="a")  # five biases leave a gap before "b"
+        loss = flow.layers.dense(h, 16, kernel_initializer=flow.random_normal_initializer(), name="b")
+        clipping = flow.optimizer.grad_clipping.by_global_norm(0.5)
+        rate = flow.optimizer.PiecewiseConstantScheduler([], [0.1])
+        flow.optimizer.AdamW(rate, weight_decay=0.1, grad_clipping=clipping).minimize(flow.math.square(loss))
+        return loss
+
+    losses = [train(X).tolist() for _ in range(4)]
+    world = current_session().world
+    assert world is not None
+    (executor,) = executors_of(world.ranks[0]).values()
+    return losses, [
+        str(instruction.op) for instruction in executor.plan.instructions if isinstance(instruction, Compute) and instruction.phase == "update"
+    ]
+
+
+def test_clipping_reads_flat_gradients_but_no_gaps(gpu: None) -> None:
+    with session(0):
+        expected, _ = clipped_losses()
+    with session():
+        losses, update = clipped_losses()
+    np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)
+    assert sum(op.count("SquareSum") for op in update) == 2, update
+    assert sum(op.count("ScaledUpdate") for op in update) == 1 and not any("Multiply" in op for op in update), update

@@ -13,7 +13,8 @@ Both passes use tables of the target (`kernels/patterns.py`), whose rows list th
 contiguously, and buckets give their gradients the same offsets.  Without a bucket (one rank), the gradients are placed like their
 variables.  A step of AdamW over fifty variables is therefore one pass over flat arrays, in blocks that stay in cache.
 
-`add_shadows` (`compiler/rank/shadowed_updates.py`) removes casts of variables on GPUs.
+On GPUs, `scale_in_updates` and `join_square_sums` (`compiler/rank/clipped_updates.py`) clip gradients in few launches, and `add_shadows`
+(`compiler/rank/shadowed_updates.py`) removes casts of variables.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
+from jobflow.compiler.rank.clipped_updates import join_square_sums, scale_in_updates
 from jobflow.compiler.rank.joined_space import fits_in_loop
 from jobflow.compiler.rank.local import Builder, Join, LocalInstruction, LocalValue, RankProgram
 from jobflow.compiler.rank.product_epilogues import merge_epilogues
@@ -37,7 +39,8 @@ from jobflow.plan.plan import Slot, aligned
 
 def fuse(program: RankProgram) -> RankProgram:
     """Apply the passes of this module in order."""
-    return add_shadows(join_updates(absorb_makers(merge_epilogues(use_triangles(program)))))
+    merged = absorb_makers(merge_epilogues(use_triangles(program)))
+    return add_shadows(join_square_sums(join_updates(scale_in_updates(merged))))
 
 
 def use_triangles(program: RankProgram) -> RankProgram:
