@@ -225,7 +225,7 @@ def clipped_losses() -> tuple[list[Any], list[str]]:
 
     @flow.global_function("train")
     def train(x: tp.Numpy.Placeholder((4, 8))) -> tp.Numpy:
-        h = flow.layers.dense(x, 5, kernel_initializer=flow.random_normal_initializer(), name="a")  # five biases leave a gap before "b"
+        h = flow.layers.dense(x, 4, kernel_initializer=flow.random_normal_initializer(), name="a")  # four biases leave a gap before "b"
         loss = flow.layers.dense(h, 16, kernel_initializer=flow.random_normal_initializer(), name="b")
         clipping = flow.optimizer.grad_clipping.by_global_norm(0.5)
         rate = flow.optimizer.PiecewiseConstantScheduler([], [0.1])
