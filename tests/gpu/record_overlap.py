@@ -23,7 +23,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TARGET = HERE / "data" / "overlap.txt"
@@ -49,23 +48,25 @@ from jobflow.program.program import ALONE, Program  # noqa: E402
 RANKS = 8
 GPU = Target("cuda", "nvrtc", alignment=256, tables="jobflow.kernels.cuda.product_patterns", fusion=FusionLimits())
 OPERATIONS, MEMORY, BUS, LATENCY = 790e12, 3.0e12, 370e9, 20e-6
-#: samples of each rank
-MODELS = {"gpt2": 8, "resnet50": 32}
+#: a model, the strategy, and the samples of each rank
+MODELS = {
+    "gpt2": ("gpt2", flow.strategies.mirrored(), 8),
+    "gpt2 with ZeRO 1": ("gpt2", flow.strategies.zero(1), 8),
+    "resnet50": ("resnet50", flow.strategies.mirrored(), 32),
+}
 
 
-def plan_of(job: Any, early: bool = True, ranks: int = RANKS) -> Plan:
+def plan_of(name: str, early: bool = True) -> Plan:
     """Return the plan of rank 0; unless `early`, gradients are reduced after the backward pass."""
+    model, strategy, samples = MODELS[name]
+    job = jobflow_models.job(workloads.FULL[model], RANKS * samples, "bfloat16")
     flow.clear_default_session()
-    flow.config.cpu_device_num(ranks)
-    declared, session = job_of(job).with_strategy(flow.strategies.mirrored()), current_session()
+    flow.config.cpu_device_num(RANKS)
+    declared, session = job_of(job).with_strategy(strategy), current_session()
     program, results = declared.trace(session, declared.placement(session), declared.declared_shapes(session))
     graph = logical(program, returned_values(results), GPU).graph
     flow.clear_default_session()
-    return Program(distribute(graph, GPU if early else CPU), ALONE, GPU).plan(0, ranks)
-
-
-def model_job(name: str) -> Any:
-    return jobflow_models.job(workloads.FULL[name], RANKS * MODELS[name], "bfloat16")
+    return Program(distribute(graph, GPU if early else CPU), ALONE, GPU).plan(0, RANKS)
 
 
 # -------------------------------------------------------------------- times
@@ -147,13 +148,12 @@ def order_of(plan: Plan) -> Order:
 
 
 def lines(name: str) -> Iterator[str]:
-    job = model_job(name)
-    early, late = plan_of(job), plan_of(job, early=False)
+    early, late = plan_of(name), plan_of(name, early=False)
     order = order_of(early)
     *rest, last = order.reductions
     count, before = order.products, sum(nbytes for _, nbytes, _ in rest)
     step, alone = step_seconds(early)
-    yield f"{name}: {RANKS} ranks, {MODELS[name]} samples each, bfloat16, reductions in float32"
+    yield f"{name}: {RANKS} ranks, {MODELS[name][2]} samples each, bfloat16, reductions in float32"
     yield f"  reductions of gradients: {len(order.reductions)}, {order.nbytes / 1e6:.1f} MB; late {len(order_of(late).reductions)}"
     first = next(at for _, nbytes, at in order.reductions if nbytes > order.nbytes // 100)
     yield f"  backward products before the first reduction: {first} of {count}, {first / count:.1%}"

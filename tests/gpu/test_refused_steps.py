@@ -22,7 +22,9 @@ from jobflow import scope
 from jobflow.engine.session import current_session
 from jobflow.kernels.cuda.guarded_launches import guarded_text
 from jobflow.program.commands import executors_of
+from jobflow.runtime.comm.nccl_calls import Started
 from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
+from jobflow.runtime.device.cuda_graph import CapturedGraph
 
 pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no g++")
 
@@ -113,6 +115,34 @@ def test_ranks_with_a_gpu_each_refuse_a_step_without_a_wait(gpu: None, monkeypat
     assert_equal(variables(), before)
     train(X, GOOD)
     assert any(not np.array_equal(value, before[name]) for name, value in variables().items())
+
+
+@pytest.mark.full
+def test_step_of_two_ranks_is_one_graph_with_its_collectives(gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def trained(ranks: int) -> tuple[np.ndarray, list[list[Any]]]:
+        flow.clear_default_session()
+        flow.config.gpu_device_num(ranks)
+
+        @flow.global_function(type="train")
+        def train(x: tp.Numpy.Placeholder((4, 3))) -> None:
+            w, v = (flow.get_variable(name, (3,), initializer=flow.ones_initializer()) for name in ("w", "v"))
+            loss = flow.math.reduce_mean(flow.math.square(x * w + v))
+            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.01]), momentum=0.9).minimize(loss)
+
+        for step in range(4):
+            train(X + step)
+        world = current_session().world
+        assert world is not None
+        replays = [each for rank in world.ranks for executor in executors_of(rank).values() for each in executor.replays]
+        return variables()["w"], [[launch for launch, _ in each.launches()] for each in replays]
+
+    fake_nccl.install(tmp_path)
+    monkeypatch.setattr(fake_nccl.Communicator, "delay", 1e-3)
+    monkeypatch.setattr(fake_streams.Gpus, "count", 2)
+    weights, launches = trained(2)
+    assert [[type(launch) for launch in each] for each in launches] == [[CapturedGraph], [CapturedGraph]]
+    assert sum(isinstance(call, Started) for call, _ in launches[0][0].calls) >= 2
+    np.testing.assert_allclose(weights, trained(1)[0], rtol=1e-6)
 
 
 def assert_equal(values: dict[str, Any], expected: dict[str, Any]) -> None:
