@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import bool_, int64
 from jobflow.functional.argument_checks import checks_arguments
@@ -169,6 +170,9 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
     what = "index_put"
     if isinstance(indices, Tensor) or not isinstance(indices, list | tuple) or not all(each is None or isinstance(each, Tensor) for each in indices):
         raise ArgumentError(f"{what} at {user_line()}: indices must be a tuple of tensors or None; got {indices!r:.60}")
+    if scope.current().autocast is not None and x.is_cuda and isinstance(values, Tensor) and values.dtype.is_float and x.dtype.is_float:
+        widest = max(x.dtype, values.dtype, key=lambda dtype: dtype.itemsize)  # as PyTorch does on GPUs only
+        x, values = cast(x, widest), cast(values, widest)
     if not isinstance(values, Tensor) or values.dtype is not x.dtype:
         got = values.tensor_type if isinstance(values, Tensor) else repr(values)
         raise DtypeError(f"{what} at {user_line()}: values must be a tensor of the element type of x {x.tensor_type}; got {got}")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.core.errors import CheckpointError, ConfigError, DtypeError, JobError, did_you_mean, user_line
+from jobflow.core.errors import CheckpointError, ConfigError, DtypeError, JobError, PlacementError, did_you_mean, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, TensorType, int64
 from jobflow.functional.creation import from_numpy
@@ -24,7 +24,7 @@ from jobflow.optim.saved_states import SLOT_NAMES, normalized
 from jobflow.runtime.interrupts import held
 from jobflow.tensors import run
 from jobflow.tensors.convert import convert_array
-from jobflow.tensors.gpus import duplicate, gpu_of, on_device
+from jobflow.tensors.gpus import device_name, duplicate, gpu_of, on_device
 from jobflow.tensors.in_place_writes import zero_gradient
 from jobflow.tensors.parameters import described
 from jobflow.tensors.state import EagerState, gradients, refuse_tracing, state
@@ -220,11 +220,22 @@ class Optimizer:
                 f"{self._word} at {user_line()}: the gradient of a {p.tensor_type} parameter must be a tensor, not {described(gradient)}"
             )
         mine = self._slots(p, slots)
+        if here.gpus:
+            self._check_devices(p, {"grad": gradient} | {name: mine[name] for name in slots})
         inputs = [p, *(mine[name] for name in slots), gradient, scalars.of(p, rate, rate_dtype(p.tensor_type.dtype))]
         if op.reads_step:
             inputs.append(scalars.of(p, mine["step"], int64))
         run.update(here, op, inputs, f"{self._word}.step")
         mine["step"] += 1
+
+    def _check_devices(self, p: Tensor, others: Mapping[str, Tensor]) -> None:
+        """Raise PlacementError if the gradient or the state of parameter p is on another device, because the parameter has moved."""
+        for name, x in others.items():
+            if gpu_of(x.array) is not gpu_of(p.array):
+                raise PlacementError(
+                    f"{self._word}.step at {user_line()}: the {p.tensor_type} parameter is on {device_name(p.array)}, and its {name} is on "
+                    f"{device_name(x.array)}; move modules before the first step, or call load_state_dict(state_dict()) after the move"
+                )
 
     def _parameters(self) -> Iterable[Tensor]:
         return (p for group in self.param_groups for p in group["params"])

@@ -273,6 +273,33 @@ class TestMemory:
         assert x.is_pinned() and x.tolist() == [1, 1, 1] and not flow.ones(3).is_pinned()
 
 
+def test_an_optimizer_names_a_parameter_that_moved_after_its_steps(gpus: None) -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = flow.optim.Adam(layer.parameters())
+    layer.cuda()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        layer(flow.ones(1, 2, device=layer.weight.device)).sum().backward()
+        optimizer.step()
+
+    step()
+    assert optimizer.state[layer.weight]["exp_avg"].is_cuda
+    layer.cpu()
+    moved = r"optim.Adam.step at test_tensors.py:\d+: the float32\[1,2\] parameter is on cpu, and its exp_avg is on cuda:0; move modules before"
+    with pytest.raises(PlacementError, match=moved):
+        step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    step()
+    assert not optimizer.state[layer.weight]["exp_avg"].is_cuda and optimizer.state[layer.weight]["step"] == 2
+
+
+def test_index_put_promotes_under_autocast_on_a_gpu(gpus: None) -> None:
+    with flow.autocast("cuda", dtype=flow.bfloat16):
+        y = flow.zeros(3, device="cuda").index_put((flow.tensor([0, 2], device="cuda"),), flow.ones(2, dtype=flow.bfloat16, device="cuda"))
+    assert y.dtype is flow.float32 and y.tolist() == [1, 0, 1]
+
+
 def test_compiled_functions_of_tensors_on_a_gpu_run_eagerly(gpus: None) -> None:
     twice = flow.compile(lambda x: x * 2)
     assert twice(flow.ones(2, device="cuda")).tolist() == [2, 2]

@@ -63,7 +63,9 @@ class Kernels:
                 host_cuda.launch(loaded, each.name, (each.blocks,), (256,), pointers)
             for ours, theirs in zip(operands[inputs:], expected, strict=True):
                 kind = dtype_of(operands[0].dtype).name
-                laws.close(single(ours).astype(np.float64), theirs, TOLERANCE[kind], laws.magnitude(theirs), f"{what} {kind} {ours.shape}")
+                np.testing.assert_array_equal(np.isnan(single(ours)), np.isnan(theirs), err_msg=f"{what} {kind} {ours.shape}")
+                ours, theirs = np.nan_to_num(single(ours).astype(np.float64)), np.nan_to_num(theirs)
+                laws.close(ours, theirs, TOLERANCE[kind], laws.magnitude(theirs), f"{what} {kind} {ours.shape}")
 
 
 def with_gradient(op: Attention, inputs: list[Any]) -> tuple[AttentionGrad, list[Any]]:
@@ -94,6 +96,7 @@ def large_cases() -> Iterator[tuple[Attention, list[Any]]]:
 
     yield Attention(0.3, 0), operands(2, 1, 70, 70, 24, 17)
     yield Attention(0.3, -60), operands(1, 1, 70, 75, 8, 8)
+    yield Attention(0.3, -60, masked=False), operands(1, 1, 70, 75, 8, 8)
     yield Attention(0.3), operands(1, 1, 33, 100, 128, 64, bfloat16.numpy)
     rows = 90 * np.arange(40).reshape(1, 1, 40)
     yield Attention(0.3, 50, rate=0.4, key="drop", first_key=7), [*operands(1, 1, 40, 83, 16, 16), rows, np.array([3])]
@@ -108,7 +111,8 @@ def large_cases() -> Iterator[tuple[Attention, list[Any]]]:
 def test_tiles_of_attention_are_combined(gradient: bool, tmp_path: Path) -> None:
     kernels = Kernels()
     for op, inputs in large_cases():
-        assert kernels.add(*(with_gradient(op, inputs) if gradient else (op, inputs))) is not None
+        with np.errstate(invalid="ignore"):  # some queries have no keys
+            assert kernels.add(*(with_gradient(op, inputs) if gradient else (op, inputs))) is not None
     kernels.check(tmp_path)
 
 

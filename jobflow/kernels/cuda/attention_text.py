@@ -473,7 +473,8 @@ class AttentionText:
         }
         own |= {"DQ": self._element("dq", "row", "e"), "DK": self._element("dk", "column", "e"), "DV": self._element("dv", "column", "f")}
         own |= {f"RESULT_{x.upper()}": to_memory(f"d{x}_sums[i][j]", self.dtype) for x in "qkv"}
-        if op.diagonal is not None and not self._fills:
+        # queries without visible keys are NaN unless they are masked, and NaN times their gradient is part of dv
+        if op.diagonal is not None and not self._fills and (op.masked or op.diagonal >= 0):
             own["FIRST_ROW"] = f"max(c0 - ({op.diagonal}), 0) / {m} * {m}"
         elif self._fills and not op.has_mask:
             fill, beyond = literal(op.fill, float32), f"c0 > min(r0 + {m}, {self.queries}) - 1 + {op.diagonal}"
