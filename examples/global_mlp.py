@@ -17,6 +17,7 @@ import jobflow as flow
 from jobflow import nn
 from jobflow.data.digits import originals
 
+DEVICE = "cuda" if flow.cuda.is_available() else "cpu"
 BATCH_SIZE = 100
 TRAIN_SIZE = 1400
 #: how weights (units, inputs) and biases (units) lie
@@ -74,7 +75,7 @@ def main():
     options = parser.parse_args()
 
     flow.manual_seed(0)
-    everywhere = flow.placement.all("cpu")
+    everywhere = flow.placement.all(DEVICE)
     model = make_model(everywhere, *LAYOUTS[options.sbp])
     optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = flow.optim.lr_scheduler.CosineDecayLR(optimizer, options.steps)

@@ -12,7 +12,7 @@ ranks, nor on the number of parts.
 import argparse
 import time
 
-from global_mlp import BATCH_SIZE, TRAIN_SIZE, load_digits, progress, shuffled_batches
+from global_mlp import BATCH_SIZE, DEVICE, TRAIN_SIZE, load_digits, progress, shuffled_batches
 
 import jobflow as flow
 from jobflow import nn
@@ -25,7 +25,7 @@ class TwoStages(nn.Module):
         super().__init__()
         ranks = flow.env.get_world_size()
         half = max(ranks // 2, 1)
-        self.first, self.last = flow.placement("cpu", range(half)), flow.placement("cpu", range(ranks - half, ranks))
+        self.first, self.last = flow.placement(DEVICE, range(half)), flow.placement(DEVICE, range(ranks - half, ranks))
         self.hidden = nn.Sequential(nn.Linear(64, 128), nn.ReLU()).to_global(self.first, flow.sbp.broadcast)
         self.classes = nn.Linear(128, 10).to_global(self.last, flow.sbp.broadcast)
         self.classes.weight = nn.Parameter(self.classes.weight.detach().to_global(sbp=flow.sbp.split(0)))

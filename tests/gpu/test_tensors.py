@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from jobflow.tensors.gpus import gpu_of, own_index
 from jobflow.tensors.state import state
 
 TABLE = Path(__file__).with_name("data") / "tensor_launches.txt"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = Path(__file__).parents[1] / "seeds" / "programs"
 #: names of local tensors in the programs
 LOCAL = {"x", "local", "x_local"}
@@ -359,3 +361,21 @@ def test_programs_about_global_tensors_run_on_gpus(gpus: None, program: str, ran
                 np.testing.assert_array_equal(first[name], other[name], err_msg=name)
     if "in_stage0" in first and "w" not in first and "out_stage1" in first:
         assert first["out_stage1"].any()
+
+
+@pytest.mark.parametrize("program", ["global_mlp", pytest.param("mixed_graph", marks=pytest.mark.full)])
+def test_examples_of_tensors_train_alike_on_gpus(
+    gpus: None, program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # its bar starts a thread
+    monkeypatch.setattr(sys, "argv", [program, "--steps", "3", "--every", "1"])
+    printed = []
+    for device in ("cuda", "cpu"):
+        monkeypatch.setattr(flow.cuda, "is_available", lambda device=device: device == "cuda")
+        sys.modules.pop("global_mlp", None)
+        with fresh():
+            runpy.run_path(str(EXAMPLES / f"{program}.py"), run_name="__main__")
+            assert bool(state().gpus) is (device == "cuda")
+        printed.append(capsys.readouterr().out.rpartition("trained")[0])
+    assert printed[0] == printed[1] and printed[0].count("loss") == 3
