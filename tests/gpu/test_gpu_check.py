@@ -271,5 +271,5 @@ def test_tracked_files_are_below_32_mib() -> None:
 
 def test_pages_state_unmeasured_while_results_are_empty() -> None:
     measured = re.findall(r"^\| \d{4}-\d\d-\d\d \|", RESULTS.read_text(encoding="utf-8"), re.MULTILINE)
-    for page in (ROOT / "README.md", ROOT / "docs" / "precision_and_memory.md", ROOT / "docs" / "global_tensors.md", RESULTS.with_name("README.md")):
+    for page in (ROOT / "README.md", ROOT / "docs" / "gpus.md", RESULTS.with_name("README.md")):
         assert (NOT_MEASURED in " ".join(page.read_text(encoding="utf-8").split())) == (not measured), page.name
