@@ -23,6 +23,9 @@ from jobflow.kernels.multi_tensor import MultiTensor, TensorMember
 from jobflow.ops.op import Op, ViewOp
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 
+#: most calls that an instruction is compared with; a bound on the time of compilation
+TRIED = 16
+
 
 def merge_calls(ordered: Ordered) -> Ordered:
     """Merge operations with equal formulas on different tensors."""
@@ -66,9 +69,9 @@ class _CallMerger:
                 self.calls = {}
             if counts[key] < 2:
                 continue
-            if not self._joined(self.calls.get(key, ()), i):
+            if not self._joined(self.calls.setdefault(key, []), i):
                 merged.append(_Call([i], i))
-                self.calls.setdefault(key, []).append(merged[-1])
+                self.calls[key].append(merged[-1])
         return self._merged([call for call in merged if len(call.steps) > 1], body)
 
     def _key(self, step: LocalInstruction) -> Hashable:
@@ -87,18 +90,21 @@ class _CallMerger:
             return None
         if registry.unsupported_reason(op, target, [x.type for x in step.inputs], [y.type for y in step.outputs]) is not None:
             return None
-        return expressions_of(step), single, tuple(x.type.dtype for x in step.inputs), step.phase, step.microbatch
+        stored = tuple(value.slot is not None for value in step.inputs)  # weights, unlike activations, exist from the start
+        return expressions_of(step), single, stored, tuple(x.type.dtype for x in step.inputs), step.phase, step.microbatch
 
     # ---------------------------------------------------------------- positions
 
-    def _joined(self, calls: Sequence[_Call], i: int) -> bool:
-        """Add the instruction to the last of these calls that it can join; return False if it can join none."""
-        for call in reversed(calls):
+    def _joined(self, calls: list[_Call], i: int) -> bool:
+        """Add the instruction to one of the calls that were changed last; return False if it can join none."""
+        for call in calls[: -TRIED - 1 : -1]:
             position = self._position(call, i) if len(call.steps) < self.most else None
             if position is not None:
                 self.memory.move([*call.steps, i], position)
                 call.steps.append(i)
                 call.position = position
+                calls.remove(call)
+                calls.append(call)
                 return True
         return False
 
