@@ -33,7 +33,7 @@ IGNORED: dict[str, dict[str, str]] = {
             collective_boxing.nccl_enable_mixed_fusion collective_boxing.nccl_fusion_all_gather collective_boxing.nccl_fusion_all_reduce
             collective_boxing.nccl_fusion_all_reduce_use_buffer collective_boxing.nccl_fusion_broadcast collective_boxing.nccl_fusion_reduce
             collective_boxing.nccl_fusion_reduce_scatter""",
-        "bool = True": """use_rdma enable_tensor_float_32_compute collect_act_event enable_mem_chain_merge enable_numa_aware_cuda_malloc_host
+        "bool = True": """use_rdma collect_act_event enable_mem_chain_merge enable_numa_aware_cuda_malloc_host
             save_downloaded_file_to_local_fs collective_boxing.enable_fusion""",
         "bool = False": "nccl_use_compute_stream disable_group_boxing_by_dst_parallel",
         "int": """comm_net_worker_num compute_thread_pool_size max_mdsave_worker_num persistence_buf_byte rdma_mem_block_mbyte
@@ -339,6 +339,11 @@ class ConfigOptions(_Setters):
 
     def __init__(self, settings: Callable[[], Settings]) -> None:
         super().__init__("config", _table("config", Settings), settings)
+
+    def enable_tensor_float_32_compute(self, val: bool = True) -> bool:
+        """Set `matmul_precision` to "high" for True, and to "highest" for False."""
+        Option((bool,)).check(f"config.enable_tensor_float_32_compute at {user_line()}", val)
+        return bool(self.matmul_precision("high" if val else "highest"))
 
     def legacy_model_io_enabled(self) -> bool:
         """Return the value set by `enable_legacy_model_io`."""

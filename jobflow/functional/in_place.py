@@ -15,7 +15,7 @@ from jobflow.functional.dispatch import called_as, method
 from jobflow.functional.promotion import cast, kind
 from jobflow.functional.typed import Tensor
 from jobflow.tensors import in_place_writes as writing
-from jobflow.tensors.gpus import duplicate, write
+from jobflow.tensors.gpus import duplicate, gpu_of, write
 from jobflow.tensors.state import state
 from jobflow.tensors.tape import follow
 from jobflow.tensors.tensor import check_memory, own
@@ -53,6 +53,9 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     else:
         target = own(x, what)
         if here.gpus:
+            gpu = gpu_of(target)
+            if gpu is not None and gpu.assertions.are_pending:
+                gpu.assertions.settle(user_line())
             write(target, value.array)
         else:
             target[...] = value.array

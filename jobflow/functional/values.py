@@ -296,14 +296,15 @@ def _text(value: float, spelling: str) -> str:
 def formatted(x: Tensor, spec: str) -> str:
     """Return the element of a tensor without axes in the number format `spec`, or the repr of another tensor in the string format `spec`.
 
-    Raises: ShapeError for a number format of a tensor with axes.
+    Raises: ShapeError for a number format of a tensor with axes; JobError for a number format during tracing, unless x is constant.
     """
-    if not x.ndim and x.traced is None:
+    is_number = bool(spec) and spec[-1] in "bcdeEfFgGnoxX%"
+    if not x.ndim and (x.traced is None or is_number):
         building = building_now()
-        if building is None or building.differentiates:
+        if x.traced is None and (building is None or building.differentiates):
             return format(item(x), spec)
         return format(_only(x, "format", lambda x, what: _elements(x, what, building)), spec)
-    if spec and spec[-1] in "bcdeEfFgGnoxX%":
+    if is_number:
         raise ShapeError(
             f"format at {user_line()}: the format {spec!r} needs a single element; got {x.tensor_type}; format x.mean(), or each of x.tolist()"
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jobflow.core.errors import JobflowError, counted
@@ -70,6 +70,9 @@ class AssertionResults:
         self._reading = threading.Lock()
         self._side = 0
         self._flag: Array | None = None
+        #: the copy that the run in progress has started
+        self._current: int | None = None
+        self._undo: weakref.WeakMethod[Callable[[int], None]] | None = None
 
     def calls(self, instruction: Compute, source: Array, target: Array) -> list[Call]:
         """Return the calls that check `source` and write the result to `target`."""
@@ -112,6 +115,14 @@ class AssertionResults:
         """Raise the error of a run after any wait for the GPU; for programs of one rank."""
         self._device.after_waits.append(weakref.WeakMethod(self.raise_completed))
 
+    def undo_by(self, undo: Callable[[int], None]) -> None:
+        """Call `undo(count)` before the error of a run is raised: the last `count` runs have returned, and changed no variable."""
+        self._undo = weakref.WeakMethod(undo)
+
+    def end(self) -> None:
+        """Note that the run in progress returns or raises."""
+        self._current = None
+
     def begin(self) -> None:
         """Make room for the results of a run; raise the error of an earlier run."""
         if self._flag is None:
@@ -148,15 +159,19 @@ class AssertionResults:
         """Read the oldest copy; raise its first error, after which the updates run again."""
         if not self._pending:  # read in a wait
             return
-        failures = _failures(self._hosts[self._pending.pop(0)], self._ranks)
+        side = self._pending.pop(0)
+        failures = _failures(self._hosts[side], self._ranks)
         if not any(failures):
             return
         assert self._flag is not None
         later = tuple(self._pending)
         self._pending.clear()
-        for side in later:
-            self._copied[side].synchronize()
+        for each in later:
+            self._copied[each].synchronize()
         self._flag.fill(0)
+        undo = None if self._undo is None else self._undo()
+        if undo is not None:
+            undo(sum(each != self._current for each in (side, *later)))
         try:
             raise_first(failures)
         except JobflowError as failure:
@@ -168,6 +183,7 @@ class AssertionResults:
         self._side = (self._side + 1) % _SIDES
         self._device.fetch_later(self._gathered, self._hosts[self._side], self._copied[self._side])
         self._pending.append(self._side)
+        self._current = self._side
 
 
 def _failures(host: Array, ranks: Sequence[RankAssertions]) -> list[FailedAssertion | None]:

@@ -179,6 +179,11 @@ class Executor:
         if comm.size == 1:
             results.read_after_waits()
 
+    def undo_by(self, undo: Callable[[int], None]) -> None:
+        """Call `undo(count)` if the last `count` runs, which have returned, turn out to have changed no variable; see `AssertionResults`."""
+        if self._results is not None:
+            self._results.undo_by(undo)
+
     def _replays_of(self, device: Device) -> list[Replays]:
         if not isinstance(device, CudaDevice) or self.target.checks.synchronous:
             return []
@@ -267,6 +272,9 @@ class Executor:
             if is_kernel_failure(error) and not getattr(error, "is_located", False):
                 raise self._kernel_failure(error, self.call_instructions[-1]) from error
             raise
+        finally:
+            if self._results is not None:
+                self._results.end()
 
     def _start(self, arguments: Mapping[str, Array] | None) -> Callable[[], list[tuple[int, Array]]]:
         if self.begin is not None:

@@ -46,7 +46,10 @@ class Replays:
         try:
             return self._device.capture(run)
         except Exception as error:
-            raise JobflowError(f"{self._name}: a graph of {len(run)} calls cannot be captured: {error} ({type(error).__name__})") from error
+            raise JobflowError(
+                f"{self._name}: a graph of {len(run)} calls cannot be captured: {error} ({type(error).__name__}); "
+                'flow.config.debug("sync") runs the calls one by one'
+            ) from error
 
 
 def _closed(flags: Sequence[bool], calls: Sequence[Call]) -> list[bool]:

@@ -68,6 +68,16 @@ class PendingAssertions:
             printed = assertion_launches(op, self._gpu.index, arrays, lambda nbytes: self._latest.view("uint8")[:nbytes])
         return [(op.note, (self._gpu.xp, *arrays))] if printed is None else printed
 
+    @property
+    def are_pending(self) -> bool:
+        """True if the host has not read the results of an assertion."""
+        return bool(self._pending)
+
+    def settle(self, where: SourceLine) -> None:
+        """Wait for an assertion that the line `where` has launched, and raise its error before the line overwrites a tensor."""
+        if self._pending and self._pending[-1].where == where:
+            self._gpu.synchronize()
+
     def raise_first(self) -> None:
         """Raise the error of the first failed assertion; the GPU has completed all assertions."""
         if not self._pending:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from jobflow.core import notices
-from jobflow.core.errors import ConfigError
+from jobflow.core.errors import ConfigError, VariableError
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
-from jobflow.kernels.target import ProductMode, target_of
+from jobflow.kernels.target import Checks, ProductMode, target_of
 
 CONFIG_NAMES = """gpu_device_num enable_legacy_model_io load_library enable_debug_mode enable_model_io_v2 nccl_use_compute_stream
     collective_boxing.nccl_fusion_all_reduce_use_buffer collective_boxing.nccl_fusion_max_ops collective_boxing.nccl_fusion_threshold_mb
@@ -74,6 +74,25 @@ def test_precision_and_determinism_choose_the_products_of_gpus() -> None:
     computing = settings.computing
     assert computing.target("gpu", timed=True).products == ProductMode(tf32=True, deterministic=True, timed=False)
     assert computing.target("cpu", timed=True) == target_of("cpu", settings.kernels)
+    for value, precision in ((False, "highest"), (True, "high")):
+        assert config.enable_tensor_float_32_compute(value) and settings.matmul_precision == precision
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, "off"), ({"CUDA_LAUNCH_BLOCKING": "1"}, "sync"), ({"CUDA_LAUNCH_BLOCKING": "0"}, "off"), ({"JOBFLOW_DEBUG": "sync"}, "sync")],
+)
+def test_debug_setting_selects_synchronous_runs(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
+    for name in ("CUDA_LAUNCH_BLOCKING", "JOBFLOW_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    config, settings = options()
+    assert settings.debug == expected and settings.computing.checks.synchronous is (expected == "sync")
+    assert config.debug() and settings.computing.target("gpu", timed=True).checks == Checks(synchronous=True)
+    monkeypatch.setenv("JOBFLOW_DEBUG", "fast")
+    with pytest.raises(VariableError, match="JOBFLOW_DEBUG"):
+        Settings()
 
 
 def test_options_without_effect_print_one_notice(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow import scope
-from jobflow.core.errors import JobError
+from jobflow import nn, scope
+from jobflow.core.errors import AxisError, JobError
 from jobflow.core.types import bfloat16
 from jobflow.engine.session import current_session
 from jobflow.kernels.cuda.anomaly_kernels import PART, anomaly_search
@@ -158,3 +158,50 @@ def test_memory_that_a_kernel_cannot_allocate_is_reported_with_the_largest_value
     with pytest.raises(MemoryError) as raised:
         train(X)
     assert "the updates of job train had begun" in raised.value.__notes__[0]
+
+
+class Masked(nn.Graph):
+    """A step with dropout, a schedule and checked labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3).to("cuda")
+        self.optimizer = flow.optim.SGD(self.linear.parameters(), lr=0.1)
+        self.schedule = flow.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.add_optimizer(self.optimizer, lr_sch=self.schedule)
+
+    def build(self, x: Any, y: Any) -> Any:
+        loss = nn.functional.cross_entropy(nn.functional.dropout(self.linear(x), 0.5), y)
+        loss.backward()
+        return loss
+
+    def counters(self) -> tuple[Any, ...]:
+        assert self._bound is not None
+        draws = [draw.generator.draws for draw in self._bound.built.draws]
+        return self.schedule.last_epoch, self.optimizer.param_groups[0]["lr"], *draws
+
+
+@pytest.mark.full
+def test_refused_step_of_a_graph_moves_neither_masks_nor_rates(gpu: None) -> None:
+    step = Masked()
+    x = flow.tensor(X, device="cuda")
+    good, bad = (flow.tensor(labels, device="cuda") for labels in ([0, 1, 2, 0], [0, 1, 2, 7]))
+    for _ in range(3):
+        step(x, good)
+    before, weight = step.counters(), step.linear.weight.numpy().copy()
+    with pytest.raises(ValueError, match=r"label 7 at \[3\] is outside"):
+        step(x, bad)
+        step(x, good)  # refused, too
+        step.linear.weight.numpy()
+    assert step.counters() == before, "the draws and rates of the refused steps"
+    np.testing.assert_array_equal(step.linear.weight.numpy(), weight)
+    step(x, good)
+    assert step.counters() != before and not np.array_equal(step.linear.weight.numpy(), weight)
+
+
+def test_write_at_a_wrong_index_changes_no_element(gpu: None) -> None:
+    x = flow.zeros(5, device="cuda")
+    for write in (lambda i: x.__setitem__(i, 5.0), lambda i: x.index_fill_(0, i, 5.0), lambda i: x.scatter_(0, i, 5.0)):
+        with pytest.raises(AxisError, match=r"index 7 at \[1\] is out of range"):
+            write(flow.tensor([0, 7], device="cuda"))
+        assert not x.numpy().any()

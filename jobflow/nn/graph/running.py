@@ -25,6 +25,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.graph_text import physical_text
 from jobflow.graph.ir import Value, Variable
 from jobflow.nn.graph.built import Arguments, Built, Meta
+from jobflow.nn.graph.late_refusals import StepCounters
 from jobflow.nn.parameter import Parameter
 from jobflow.plan.storage import is_common
 from jobflow.program.program import Program, StorageChoice, state_of
@@ -106,6 +107,7 @@ class Bound:
         #: the communicator, if a run communicates
         self.comm: Communicator | None = None
         self.rank = here.rank
+        self.counters = StepCounters(built)
         if here.rank.index in self.group.ranks:
             self._bind(loaded)
         else:
@@ -158,6 +160,7 @@ class Bound:
         self._fill(state_of(rank), fresh, loaded)
         self.executor = bound.executor
         self.shadowed = [(name, resident) for binding, resident in self.bindings if (name := binding.variable.name) in bound.plan.shadows]
+        self.executor.undo_by(self.counters.undo)
         if self.gpu is not None:  # outputs stay on the GPU
             self.executor.shown = frozenset(position for position, _ in self.executor.fetches)
         self.comm = comm if bound.plan.schedule or bound.executor.depart is not None else None
@@ -307,8 +310,7 @@ class Bound:
             for rate in self.built.rates:
                 rate.array[0] = rate.group["lr"]
             provenance, arrays = self.run_once(tensors)
-            for schedule in self.built.schedules:
-                schedule.step()
+            self.counters.step(late=self.gpu is not None)
             device = tensors[0]._device if tensors and self.built.local else None
             return filled(self.built.result, (self._output(meta, arrays.get(i), provenance + i, device) for i, meta in enumerate(self.outputs)))
 

@@ -117,7 +117,12 @@ class Downloads:
                 events[turn % SIDES].record(self._stream)
             if turn:
                 before = starts[turn - 1]
-                self._wait(events[(turn - 1) % SIDES])
+                try:
+                    self._wait(events[(turn - 1) % SIDES])
+                except BaseException:
+                    with self._lock:
+                        self._unfinished.extend((event, [buffer]) for event, buffer in zip(events, buffers, strict=True))
+                    raise
                 part = result[before : before + step]
                 part[...] = buffers[(turn - 1) % SIDES][: part.size]
         return result.reshape(array.shape)

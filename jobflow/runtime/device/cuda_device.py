@@ -7,6 +7,7 @@ the thread that runs the rank.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -323,7 +324,8 @@ class CudaDevice:
         for reference in tuple(self.after_waits):
             method = reference()
             if method is None:
-                self.after_waits.remove(reference)
+                with contextlib.suppress(ValueError):  # another thread has removed it
+                    self.after_waits.remove(reference)
             else:
                 method()
 
