@@ -38,13 +38,14 @@ from jobflow.runtime.device.cuda_copies import SIDES
 from jobflow.runtime.device.cuda_device import CudaDevice
 from jobflow.runtime.device.cuda_errors import FIND, KernelFailure, is_kernel_failure
 from jobflow.runtime.device.cuda_graph import CapturedGraph
-from jobflow.runtime.device.device import ADVICE, Device, OutOfMemory, memory_of
+from jobflow.runtime.device.device import Device, OutOfMemory, memory_of
 from jobflow.runtime.failed_assertions import FailedAssertion, assertions, failed_assertion, raise_first
 from jobflow.runtime.host_calls import host_calls
 from jobflow.runtime.memory_contents import largest_values_text
 from jobflow.runtime.posts import in_schedule_order, together
 from jobflow.runtime.rebound_argument import ReboundArgument
 from jobflow.runtime.replays import Replays
+from jobflow.runtime.run_errors import kernel_failure, located
 from jobflow.runtime.variable_buffers import State, window
 from jobflow.runtime.variable_shadows import Shadows
 
@@ -441,39 +442,14 @@ class Executor:
                     continue
                 if failure is not None:  # a consequence of the failed assertion
                     raise failure.error(failure.text) from error
-                located = self._located(error, instruction)
-                if located is error:
+                result = located(error, instruction, self.plan)
+                if result is error:
                     raise
-                raise located from error
-
-    def _located(self, error: Exception, instruction: Instruction) -> JobflowError:
-        """Return an error of a call with the instruction, the user's line, and a note if the updates had begun."""
-        where = f"{instruction.name} at {instruction.where}"
-        located: JobflowError
-        if isinstance(error, JobflowError):
-            error.args = (f"{where}: {error}",)
-            located = error
-        elif isinstance(error, MemoryError):
-            located = OutOfMemory(f"{where}: temporary memory: {error}; {ADVICE}\n{largest_values_text(self.plan)}")
-        else:
-            located = JobflowError(f"{where}: {error} ({type(error).__name__})")
-        if any(instruction is each for each in self.plan.epilogue):
-            located.add_note(f"the updates of job {self.plan.job} had begun: variables may be from before and after this run; load a checkpoint")
-        return located
+                raise result from error
 
     def _kernel_failure(self, error: Exception, last: Instruction) -> KernelFailure:
         """Return the error of a kernel at or before the instruction `last`; a synchronous run has waited after each instruction before it."""
-        cause = error.__cause__ if isinstance(error, KernelFailure) and error.__cause__ is not None else error
-        first = self.call_instructions[0]
-        if self.target.checks.synchronous:
-            failure = KernelFailure(f"{last.name} at {last.where}: {cause}; the process cannot use the GPU any more")
-        else:
-            failure = KernelFailure(
-                f"job {self.plan.job}: a kernel failed in an instruction from {first.name} at {first.where} to {last.name} at {last.where}, "
-                f"or in earlier work of the GPU: {cause}; {FIND}"
-            )
-        failure.is_located = True
-        return failure
+        return kernel_failure(error, self.plan.job, last if self.target.checks.synchronous else self.call_instructions[0], last)
 
     def _instruction_of(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Instruction:
         calls = enumerate(chain(self.body, self.epilogue))
