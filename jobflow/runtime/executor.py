@@ -258,7 +258,11 @@ class Executor:
 
         If `arguments` is None, arguments and outputs are in memory shared by the ranks, and the returned list is empty.
         """
-        return self.start(arguments)()
+        try:
+            return self.start(arguments)()
+        finally:
+            if self._results is not None:
+                self._results.end()
 
     def start(self, arguments: Mapping[str, Array] | None) -> Callable[[], list[tuple[int, Array]]]:
         """Run one step; return a function that returns the result of `run`.  On a GPU, only this function waits for the outputs."""
@@ -273,9 +277,6 @@ class Executor:
             if is_kernel_failure(error) and not getattr(error, "is_located", False):
                 raise self._kernel_failure(error, self.call_instructions[-1]) from error
             raise
-        finally:
-            if self._results is not None:
-                self._results.end()
 
     def _start(self, arguments: Mapping[str, Array] | None) -> Callable[[], list[tuple[int, Array]]]:
         if self.begin is not None:

@@ -10,7 +10,10 @@ from jobflow.runtime.memory_contents import largest_values_text
 
 
 def located(error: Exception, instruction: Instruction, plan: Plan) -> JobflowError:
-    """Return an error of a call with the instruction, the user's line, and a note if the updates had begun; a JobflowError is changed in place."""
+    """Return an error of a call with its instruction and line, and a note if the updates had begun.
+
+    A JobflowError is changed in place.
+    """
     where = f"{instruction.name} at {instruction.where}"
     result: JobflowError
     if isinstance(error, JobflowError):

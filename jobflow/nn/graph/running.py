@@ -25,7 +25,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.graph_text import physical_text
 from jobflow.graph.ir import Value, Variable
 from jobflow.nn.graph.built import Arguments, Built, Meta
-from jobflow.nn.graph.late_refusals import StepCounters
+from jobflow.nn.graph.step_counters import StepCounters
 from jobflow.nn.parameter import Parameter
 from jobflow.plan.storage import is_common
 from jobflow.program.program import Program, StorageChoice, state_of
@@ -106,8 +106,7 @@ class Bound:
         self.changing = [name for name in built.tensors if name in built.graph.updates]
         #: the communicator, if a run communicates
         self.comm: Communicator | None = None
-        self.rank = here.rank
-        self.counters = StepCounters(built)
+        self.rank, self.counters = here.rank, StepCounters(built)
         if here.rank.index in self.group.ranks:
             self._bind(loaded)
         else:
