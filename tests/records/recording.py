@@ -23,6 +23,7 @@ import jobflow.compiler.compile
 from jobflow import scope
 from jobflow.core import notices
 from jobflow.data import sample_order as order
+from jobflow.engine.returned import Future, LocalBlob
 from jobflow.engine.session import Session
 from jobflow.expressions import philox
 from jobflow.functional.tensor_class import Tensor
@@ -67,13 +68,15 @@ def number_text(what: str, value: Any) -> str:
 
 
 def _arrays(value: Any) -> Iterator[Any]:
+    if isinstance(value, Future):
+        value = value.get()
     if isinstance(value, dict):
         value = [value[key] for key in sorted(value)]
     if isinstance(value, list | tuple):
         for one in value:
             yield from _arrays(one)
     elif value is not None:
-        yield value
+        yield value.numpy() if isinstance(value, LocalBlob) else value
 
 
 # -------------------------------------------------------------------- inside
