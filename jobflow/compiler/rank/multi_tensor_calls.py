@@ -1,8 +1,8 @@
 """Ordered program -> the same program, with one call for operations of equal formula on different tensors (`kernels/multi_tensor.py`).
 
 The pass runs if the target has such calls (`FusionLimits.tensors`), after regions are complete.  Operations are merged if they are elementwise,
-independent, of one phase and microbatch, and without communication between them.  A call runs at the position of its last member, or of its first.
-Neither position may raise peak memory.
+independent, of one phase and microbatch, and without communication between them.  Those that read variables only may have communication between
+them.  A call runs at the position of its last member, or of its first.  Neither position may raise peak memory.
 
 Example: sixty weights are cast to half precision before their first use, by one call at the start of the step.  Their gradients are cast to float32
 after the last one, by one call.
@@ -64,9 +64,12 @@ class _CallMerger:
         self.position = list(range(len(self.steps)))
         self.memory = LiveBytes(self.ordered, self.steps, self.position)
         merged: list[_Call] = []
+        of_weights = {key for step, key in zip(self.steps, keys, strict=True) if all(value.slot is not None for value in step.inputs)}
         for i, (step, key) in enumerate(zip(self.steps, keys, strict=True)):
-            if i == body or not isinstance(step.action, Op | Join):
+            if i == body:
                 self.calls = {}
+            elif not isinstance(step.action, Op | Join):
+                self.calls = {other: calls for other, calls in self.calls.items() if other in of_weights}
             if counts[key] < 2:
                 continue
             if not self._joined(self.calls.setdefault(key, []), i):
