@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ import fake_nccl
 import fake_streams
 import numpy as np
 import pytest
+from processes import run_command, under_mpiexec
 
 from jobflow.core.errors import JobError, JobflowError, PlanError, RankError
 from jobflow.core.layout import SUM
@@ -307,3 +309,14 @@ def test_communicators_are_destroyed_only_if_no_rank_has_failed(
         world.call(command)
     world.close()
     assert set(calls) == expected and len(calls) >= 3
+
+
+ENDS = [("raise", r"at dying_rank.py:\d+: NCCL_ERROR_SYSTEM_ERROR: no socket"), ("kill", "rank 1 ended without a report")]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("how", "cause"), ENDS)
+def test_a_process_that_ends_in_a_collective_ends_the_job(tmp_path: Path, how: str, cause: str) -> None:
+    program = Path(__file__).with_name("programs") / "dying_rank.py"
+    ended = run_command([*under_mpiexec(2), sys.executable, str(program), str(tmp_path), how], limit=30, environment={"JOBFLOW_KERNELS": "numpy"})
+    assert ended.code != 0 and re.search(cause, ended.err) is not None

@@ -67,8 +67,9 @@ class NcclCommunicator(DeviceCommunicator, Recorder):
         return Transfers([self._starting(record)], [(wait, ())])
 
     def together(self, calls: Sequence[Call]) -> list[Call]:
-        operations = [operation for function, _ in calls for operation in function.operations if operation.launch is not None]  # type: ignore[attr-defined]
-        return [(Started(operations, self._device, self._usable, operations), ())] if len(operations) > 1 else list(calls)
+        operations = [operation for function, _ in calls for operation in function.operations]  # type: ignore[attr-defined]
+        launches = [operation for operation in operations if operation.launch is not None]
+        return [(Started(operations, self._device, self._usable, operations), ())] if len(launches) > 1 else list(calls)
 
     def _prepare(self, groups: dict[Group, list[list[BindingMessage]]]) -> None:
         self._usable()

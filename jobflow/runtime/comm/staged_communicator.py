@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
@@ -76,6 +76,17 @@ class StagingBuffers:
         self.arrived, self.left = ([device.new_event() for _ in range(SIDES)] for _ in range(2))
 
 
+#: the buffers of each device
+_staging: WeakKeyDictionary[Any, StagingBuffers] = WeakKeyDictionary()
+
+
+def _staging_of(device: StagingDevice) -> StagingBuffers:
+    buffers = _staging.get(device)
+    if buffers is None:
+        buffers = _staging[device] = StagingBuffers(device)
+    return buffers
+
+
 class StagedCommunicator(DeviceCommunicator):
     """A communicator that copies to host memory, calls `inner`, and copies back."""
 
@@ -98,16 +109,12 @@ class StagedCommunicator(DeviceCommunicator):
             groups[inner.members] = StagedCommunicator(inner, self._device, self._world, self._divide) if inner.size > 1 else alone
         return groups[inner.members]
 
-    @cached_property
-    def _own_staging(self) -> StagingBuffers:
-        return StagingBuffers(self._device)
-
     def bind(self, what: Binding) -> list[Call]:
         source, target = flat(what.source), flat(what.target)
         pieces = pieces_of(what, list(what.ranks).index(self.rank), PIECE if self._divide else sys.maxsize)
         if len(pieces) == 1 and max(array.nbytes for array in (source, target)) > PIECE:
             return self._whole(what, source, target)
-        staging = self._world._own_staging
+        staging = _staging_of(self._device)
         fetches = [self._fetching(staging, k % SIDES, source, piece.sources) for k, piece in enumerate(pieces)]
         calls = fetches[0]
         for k, piece in enumerate(pieces):

@@ -85,7 +85,7 @@ def version_text(version: int) -> str:
 def device_communicator(inner: Communicator, device: Device, devices: Sequence[RankDevice]) -> Communicator:
     """Return the communicator of a rank on `device`; `devices` are the facts of all ranks."""
     transport = choose(devices)
-    if inner.rank == 0 and transport.kind == "host":
+    if inner.rank == 0 and inner.size > 1 and transport.kind == "host":
         notice(f"GPUs exchange tensors through the host: {transport.reason}")
     if device.tag == "cpu" or transport.kind == "none":
         return inner
