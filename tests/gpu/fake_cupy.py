@@ -12,6 +12,7 @@ import functools
 import importlib.machinery
 import itertools
 import math
+import os
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,22 @@ class UnownedMemory:
 
     def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
         self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+class OwnMemory(UnownedMemory):
+    """An allocation outside of the pool, which other ranks can open."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = np.zeros(size, np.uint8)
+        super().__init__(self._bytes.ctypes.data, size, self._bytes, current.device)
+
+
+def open_handle(handle: bytes) -> int:
+    """Return the address in a handle; a process cannot open memory of another one here."""
+    process, address = map(int, handle.split())
+    if process != os.getpid():
+        raise CUDARuntimeError("cudaErrorMapBufferObjectFailed: mapping of buffer object failed")
+    return address
 
 
 class MemoryPointer:
@@ -447,11 +464,18 @@ def modules(gpus: int) -> dict[str, types.ModuleType]:
         memGetInfo=lambda: (MEMORY, MEMORY),
         streamCaptureModeThreadLocal=1,
         CUDARuntimeError=CUDARuntimeError,
+        ipcGetMemHandle=lambda ptr: f"{os.getpid()} {ptr}".encode(),
+        ipcOpenMemHandle=open_handle,
+        ipcCloseMemHandle=lambda ptr: None,
     )
     memory = types.SimpleNamespace(OutOfMemoryError=MemoryError)
     vars(cuda).update(Device=Device, Stream=Stream, Event=Event, runtime=runtime, memory=memory, is_available=lambda: Gpus.count > 0)
     vars(cuda).update(
-        get_current_stream=current_stream, UnownedMemory=UnownedMemory, MemoryPointer=MemoryPointer, PinnedMemoryPointer=PinnedMemoryPointer
+        get_current_stream=current_stream,
+        Memory=OwnMemory,
+        UnownedMemory=UnownedMemory,
+        MemoryPointer=MemoryPointer,
+        PinnedMemoryPointer=PinnedMemoryPointer,
     )
     vars(nccl).update(available=False)  # not in vars(cuda) before it is imported, as with CuPy
     vars(cupyx).update(empty_pinned=empty_pinned, scipy=scipy)

@@ -18,17 +18,19 @@ import numpy as np
 import pytest
 from processes import run_command, under_mpiexec
 
+from jobflow.core import notices
 from jobflow.core.errors import JobError, JobflowError, PlanError, RankError
 from jobflow.core.layout import SUM
 from jobflow.core.types import TensorType, float32
 from jobflow.plan.plan import Collective, Instruction, Slot, Transfer, Wait
 from jobflow.plan.traffic import Traffic
-from jobflow.runtime.comm import nccl_family, staged_communicator
+from jobflow.runtime.comm import nccl_family, peer_communicator, staged_communicator
 from jobflow.runtime.comm.blocking_calls import NAME as BLOCKING
 from jobflow.runtime.comm.communicator import Binding
 from jobflow.runtime.comm.nccl_calls import perform
 from jobflow.runtime.comm.transports import RankDevice, choose
 from jobflow.runtime.device import cuda_device as cuda
+from jobflow.runtime.device import cuda_windows
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.posts import in_schedule_order
 from jobflow.runtime.replays import Replays
@@ -71,6 +73,8 @@ def gpu(number: int, nccl: int = 22809, shares: bool = False) -> RankDevice:
         ([gpu(0), HOST], "host", "rank 1 has no GPU"),
         ([gpu(0), gpu(1, 0)], "host", "NCCL is not installed on rank 1; install it with: pip install"),
         ([gpu(0), gpu(1, 23003)], "host", "the ranks have different versions of NCCL (2.28.9, 2.30.3)"),
+        ([gpu(0)._replace(opens=True)] * 2, "windows", "ranks 0 and 1 share a GPU, and JOBFLOW_GPU_IPC=1 enables windows"),
+        ([gpu(0)._replace(opens=True), gpu(0)], "host", "ranks 0 and 1 share a GPU"),
         ([HOST, HOST], "none", "no tensors are exchanged between GPUs"),
     ],
 )
@@ -186,6 +190,46 @@ def test_staged_arrays_are_divided_into_pieces(gpus: None, monkeypatch: pytest.M
     after = [rank.comm.sent()["transfer"].operations for rank in world.ranks]
     assert np.subtract(after, before).tolist() == [3, 6, 3]
     world.close()
+
+
+# Windows -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("float32", "even"), ("bool", "uneven"), ("float16", "uneven")])
+def test_windows_in_gpu_memory(gpus: None, monkeypatch: pytest.MonkeyPatch, shape: str, dtype: str) -> None:
+    """Ranks on threads open windows by handles, as processes do; pieces are small."""
+    monkeypatch.setenv("JOBFLOW_GPU_IPC", "1")
+    monkeypatch.setattr(peer_communicator, "WINDOW", 48)
+    monkeypatch.setattr(cuda_windows, "process", iter(range(10**6)).__next__)
+    monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "ipcOpenMemHandle", lambda handle: int(handle.split()[1]))
+    world = world_on(0, 0, 0)
+    assert {type(rank.comm) for rank in world.ranks} == {peer_communicator.PeerCommunicator}
+    assert min(world.call(carrying.carry, [(dtype, shape)] * 3)) >= 12
+    assert len(world.ranks[0].comm.windows) == 3  # type: ignore[attr-defined]
+    world.call(carrying.in_groups)
+    assert world.call(carrying.relay) == [3] * 3
+    world.close()
+
+
+@pytest.mark.parametrize("fault", ["open", "bytes"])
+def test_windows_that_cannot_be_read_are_not_used(
+    gpus: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    notices.forget()
+    other = np.zeros(peer_communicator.WINDOW, np.uint8)
+    monkeypatch.setenv("JOBFLOW_GPU_IPC", "1")
+    monkeypatch.setattr(cuda_windows, "process", iter(range(10**6)).__next__)
+    monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "ipcOpenMemHandle", fail if fault == "open" else lambda handle: other.ctypes.data)
+    world = world_on(0, 0)
+    assert world.call(carrying.relay) == [2, 2] and world.ranks[0].comm.windows == {}  # type: ignore[attr-defined]
+    assert min(world.call(carrying.carry, [("float32", "uneven")] * 2)) > 20
+    world.close()
+    assert "because they cannot open each other's memory: rank 0: " in capsys.readouterr().err
+
+
+def test_a_failed_rank_releases_ranks_that_wait_for_its_window(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBFLOW_GPU_IPC", "1")
+    quickly(world_on(0, 0), carrying.one_stays_away, RankError, "it fails")
 
 
 # Failures ------------------------------------------------------------------------------------------------------------

@@ -106,8 +106,11 @@ class StagedCommunicator(DeviceCommunicator):
         inner, groups = self._inner.group(ranks), self._world._groups
         if inner.members not in groups:
             alone = SingleRankGroup(self._device.allocate, inner.members[0], self)
-            groups[inner.members] = StagedCommunicator(inner, self._device, self._world, self._divide) if inner.size > 1 else alone
+            groups[inner.members] = self._make_group(inner) if inner.size > 1 else alone
         return groups[inner.members]
+
+    def _make_group(self, inner: Communicator) -> StagedCommunicator:
+        return StagedCommunicator(inner, self._device, self._world, self._divide)
 
     def bind(self, what: Binding) -> list[Call]:
         source, target = flat(what.source), flat(what.target)

@@ -1,7 +1,8 @@
 """The choice of the transport of tensors between ranks on GPUs, with its reason.
 
-NCCL is used if each rank has a GPU of its own, or if NCCL supports several ranks per GPU and this is enabled.  Otherwise tensors are copied through
-page-locked memory of the hosts.  All ranks choose the same transport, because they compare the same facts.
+NCCL is used if each rank has a GPU of its own, or if NCCL supports several ranks per GPU and this is enabled.  Otherwise ranks of one machine may
+open each other's GPU memory, if this is enabled and a test succeeds.  Otherwise tensors are copied through page-locked memory of the hosts.  All
+ranks choose the same transport, because they compare the same facts.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import Any, NamedTuple
 from jobflow.core.notices import notice
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
+from jobflow.runtime.comm.peer_communicator import PeerCommunicator
 from jobflow.runtime.comm.staged_communicator import StagedCommunicator
 from jobflow.runtime.comm.waits import named
 from jobflow.runtime.device.device import Device
 
 #: the first version of NCCL that supports several ranks on one GPU, and the variable of the environment that enables it
 SHARED_GPU, SHARED_GPU_SETTING = 23000, "NCCL_MULTI_RANK_GPU_ENABLE"
+
+#: the variable of the environment that enables windows in GPU memory
+WINDOWS_SETTING = "JOBFLOW_GPU_IPC"
 
 INSTALL = 'pip install "nvidia-nccl-cu13>=2.27.7,<3"'
 
@@ -33,16 +38,18 @@ class RankDevice(NamedTuple):
     nccl: int
     #: True if the rank permits NCCL to use one GPU for several ranks
     shares: bool
+    #: True if the rank permits its peers to open its GPU memory
+    opens: bool = False
 
 
 class Transport(NamedTuple):
-    """A transport, "nccl", "host" or "none", and the reason of its choice."""
+    """A transport, "nccl", "windows", "host" or "none", and the reason of its choice."""
 
     kind: str
     reason: str
 
     def __str__(self) -> str:
-        names = {"nccl": "NCCL", "host": "page-locked memory of the hosts", "none": "no transport"}
+        names = {"nccl": "NCCL", "windows": "windows in GPU memory", "host": "page-locked memory of the hosts", "none": "no transport"}
         return f"{names[self.kind]}: {self.reason}"
 
 
@@ -50,11 +57,19 @@ def facts(device: Device) -> RankDevice:
     """Return the facts of this rank's device."""
     if device.tag == "cpu":
         return RankDevice("cpu", "", 0, False)
-    return RankDevice("gpu", device.identity, device.nccl_version, os.environ.get(SHARED_GPU_SETTING) == "1")
+    return RankDevice("gpu", device.identity, device.nccl_version, *(os.environ.get(name) == "1" for name in (SHARED_GPU_SETTING, WINDOWS_SETTING)))
 
 
 def choose(devices: Sequence[RankDevice]) -> Transport:
     """Return the transport between these ranks."""
+    transport = _by_libraries(devices)
+    machines = {device.gpu.rpartition(" ")[0] for device in devices}
+    if transport.kind == "host" and len(machines) == 1 and all(device.opens for device in devices):
+        return Transport("windows", f"{transport.reason}, and {WINDOWS_SETTING}=1 enables windows in GPU memory")
+    return transport
+
+
+def _by_libraries(devices: Sequence[RankDevice]) -> Transport:
     hosts = [rank for rank, device in enumerate(devices) if device.tag == "cpu"]
     if len(hosts) == len(devices):
         return Transport("none", "no tensors are exchanged between GPUs")
@@ -91,6 +106,8 @@ def device_communicator(inner: Communicator, device: Device, devices: Sequence[R
         return inner
     if transport.kind == "nccl":
         return NcclCommunicator(inner, device)
+    if transport.kind == "windows":
+        return PeerCommunicator(inner, device)  # type: ignore[arg-type]
     return host_communicator(inner, device, all(device.tag == "gpu" for device in devices))
 
 
