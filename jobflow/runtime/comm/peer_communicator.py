@@ -22,6 +22,7 @@ from jobflow.runtime.comm.communicator import Binding, Communicator
 from jobflow.runtime.comm.record import Record, flat, match
 from jobflow.runtime.comm.solo_communicator import copying
 from jobflow.runtime.comm.staged_communicator import Piece, StagedCommunicator, pieces_of
+from jobflow.runtime.device.cuda_windows import OwnWindow, PeerWindow
 
 #: bytes of a window, and bytes of the exchange that tests it
 WINDOW, PROBE = 16 << 20, 16
@@ -59,13 +60,13 @@ class PeerCommunicator(StagedCommunicator):
         expected = [np.full(PROBE, rank + 1, np.uint8) for rank in range(self.size)]
 
         def make() -> None:
-            self._own = self._device.window(WINDOW)
+            self._own = OwnWindow(self._device.xp, self._device.index, WINDOW)
             self._device.upload(self._own.array[:PROBE], expected[self.rank])
             self._device.synchronize()
 
         def connect() -> None:
             for rank, handle in enumerate(handles):
-                self.windows[self.members[rank]] = self._own if rank == self.rank else self._device.peer_window(handle)
+                self.windows[self.members[rank]] = self._own if rank == self.rank else PeerWindow(self._device.xp, self._device.index, handle)
 
         def compare() -> None:
             for rank, member in enumerate(self.members):

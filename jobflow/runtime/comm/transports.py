@@ -107,7 +107,7 @@ def device_communicator(inner: Communicator, device: Device, devices: Sequence[R
     if transport.kind == "nccl":
         return NcclCommunicator(inner, device)
     if transport.kind == "windows":
-        return PeerCommunicator(inner, device)  # type: ignore[arg-type]
+        return PeerCommunicator(inner, device)
     return host_communicator(inner, device, all(device.tag == "gpu" for device in devices))
 
 

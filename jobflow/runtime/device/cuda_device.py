@@ -30,7 +30,6 @@ from jobflow.runtime.device.cuda_copies import LARGEST, SIDES, Downloads, Feeder
 from jobflow.runtime.device.cuda_errors import FIND, KernelFailure, is_kernel_failure
 from jobflow.runtime.device.cuda_graph import CapturedGraph, captured
 from jobflow.runtime.device.cuda_memory import ALIGNMENT, CudaMemory
-from jobflow.runtime.device.cuda_windows import PeerWindow, Window, WindowHandle
 from jobflow.runtime.device.current_stream import current_stream
 from jobflow.runtime.device.device import OutOfMemory, Scratch
 
@@ -149,14 +148,6 @@ class CudaDevice:
     def begin_instruction(self) -> None:
         for scratch in self._scratches.values():
             scratch.rewind()
-
-    def window(self, nbytes: int) -> Window:
-        """Return memory that ranks of other processes can open."""
-        return Window(self._cupy, self.index, nbytes)
-
-    def peer_window(self, handle: WindowHandle) -> PeerWindow:
-        """Open the window of another rank of this machine."""
-        return PeerWindow(self._cupy, self.index, handle)
 
     def host_array(self, count: int, dtype: Any) -> Array:
         """Return page-locked host memory, which the GPU copies to and from at full speed."""

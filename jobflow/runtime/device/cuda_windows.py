@@ -24,7 +24,7 @@ class WindowHandle(NamedTuple):
     nbytes: int
 
 
-class Window:
+class OwnWindow:
     """Memory of a rank that its peers read; it is an allocation of its own, because a handle names a whole allocation."""
 
     def __init__(self, cupy: Any, index: int, nbytes: int) -> None:
