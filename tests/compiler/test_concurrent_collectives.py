@@ -17,7 +17,7 @@ from jobflow.compiler.rank.memory import plan_memory
 from jobflow.compiler.rank.order import Ordered
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import B, S
-from jobflow.kernels.target import target_of
+from jobflow.kernels.target import Checks, target_of
 from jobflow.ops.activation import Relu, relu
 from jobflow.ops.layout_ops import to_layout
 from jobflow.ops.matmul import MatMul, bias_add, matmul
@@ -84,6 +84,11 @@ def test_gradients_are_reduced_when_computed_and_awaited_by_their_updates(monkey
     assert words(plan) == [*forward, *backward, *(word for order in range(3) for word in (f"wait {order}", "update"))]
     collectives = [instruction for instruction in plan.body if isinstance(instruction, Collective)]
     assert all(each.concurrent and each.input.buffer == each.output.buffer and each.input.offset == each.output.offset for each in collectives)
+
+
+def test_sums_are_complete_before_a_search_for_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(network, LAYER, monkeypatch, target_of("gpu", "numpy", checks=Checks(anomalies=True)))
+    assert [each.concurrent for each in plan.instructions if isinstance(each, Collective | Completion)] == [False] * 3
 
 
 def test_plans_of_cpus_reduce_gradients_after_the_last_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,11 @@ from jobflow.ops.scalar import Cast
 
 
 def has_communication_stream(target: Target) -> bool:
-    """Return True if collectives run beside the computation."""
-    return target.kind == "cuda"
+    """Return True if collectives run beside the computation.
+
+    A search for NaN before the updates reads the sums at the end of the body, so it needs them complete.
+    """
+    return target.kind == "cuda" and not target.checks.anomalies
 
 
 def reduce_in_place(ordered: Ordered) -> Ordered:
