@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fake_cupy
@@ -67,18 +68,20 @@ def test_delayed_collectives_do_not_change_the_losses(strategy: str, ranks: int,
         flow.clear_default_session()
 
 
-def test_gradients_are_summed_in_the_type_of_the_configuration() -> None:
+@pytest.mark.parametrize("strategy", ["dp", "zero2"])
+def test_gradients_are_summed_in_the_type_of_the_configuration(strategy: str) -> None:
     """Expect weights that differ from those of float32 sums by at most the rounding of float16."""
-    weights = {dtype: weights_after_a_step(dtype) for dtype in (flow.float32, flow.float16)}
+    weights = {dtype: weights_after_a_step(dtype, strategy) for dtype in (flow.float32, flow.float16)}
     assert not np.array_equal(*weights.values())
     np.testing.assert_allclose(*weights.values(), rtol=1e-3, atol=1e-3)
 
 
-def weights_after_a_step(dtype: flow.dtype) -> np.ndarray:
+def weights_after_a_step(dtype: flow.dtype, strategy: str) -> np.ndarray:
     with scope.using(root=scope.Root()):
         flow.config.gpu_device_num(2)
         config = flow.function_config()
         config.reduce_dtype(dtype)
+        config.strategy(replace(flow.strategies.named(strategy), least=1) if strategy == "zero2" else flow.strategies.named(strategy))
 
         @flow.global_function("train", config)
         def step(x: tp.Numpy.Placeholder((8, 4))) -> tp.Numpy:
@@ -92,7 +95,8 @@ def weights_after_a_step(dtype: flow.dtype) -> np.ndarray:
         world = current_session().world
         assert world is not None
         (executor,) = executors_of(world.ranks[0]).values()
-        sums = {each.input.type.dtype for each in executor.plan.body if isinstance(each, Collective) and each.phase == "update"}
+        kinds = ("all_reduce",) if strategy == "dp" else ("reduce_scatter",)
+        sums = {each.input.type.dtype for each in executor.plan.body if isinstance(each, Collective) and each.kind in kinds and each.counts[0] > 1}
         assert sums == {dtype}
         weights = np.array(flow.get_all_variables()["first-weight"].numpy())
         flow.clear_default_session()

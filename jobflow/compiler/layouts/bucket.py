@@ -29,6 +29,7 @@ from jobflow.core.types import DType, float32
 from jobflow.graph.ir import Node, Physical, Provenance, Value
 from jobflow.graph.rewrite import Rewriter, consumers, outputs_of
 from jobflow.kernels.target import CPU, Target
+from jobflow.ops.op import ViewOp
 
 #: Maximum number of bytes of a bucket.
 LIMIT = 4 << 20
@@ -52,14 +53,30 @@ class _Bucketing(Rewriter):
         self.late = _late_nodes(physical)
         self.layouts = physical.layouts
         self.reduce_dtype = reduce_dtype
+        self.readers = {} if reduce_dtype is None else consumers(physical.graph)
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
         return self.keep(node, inputs, op=self._in_sum_type([node], node.op)) if self._has_sum_type(node) else self.keep(node, inputs)
 
     def _has_sum_type(self, node: Node) -> bool:
         """Return True for the first reduction of a gradient, if its sum has another type."""
-        gradient = node in self.late and _reduces(node) and not any(value.node in self.late for value in node.inputs)
-        return self.reduce_dtype is not None and gradient and _is_float32_sum(node)
+        if self.reduce_dtype is None or not _reduces(node) or any(value.node in self.late for value in node.inputs):
+            return False
+        return _is_float32_sum(node) and self._is_read_by_updates_only(node)
+
+    def _is_read_by_updates_only(self, node: Node) -> bool:
+        """Return True if all readers of the outputs, also of their copies in other layouts, belong to the update phase."""
+        values, outputs = list(node.outputs), set(self.graph.outputs)
+        while values:
+            value = values.pop()
+            if value in outputs:
+                return False
+            for reader in self.readers[value]:
+                if isinstance(reader.op, ViewOp):
+                    values.extend(reader.outputs)
+                elif reader.phase != "update":
+                    return False
+        return True
 
     def _in_sum_type(self, group: Sequence[Node], op: Any) -> Any:
         return replace(op, reduce_dtype=self.reduce_dtype) if all(map(self._has_sum_type, group)) else op

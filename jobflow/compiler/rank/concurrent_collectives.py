@@ -212,6 +212,6 @@ class _Splitting:
     def _follows(self, step: LocalInstruction) -> bool:
         """Return True for views without copies, and for casts of sums to the type of the gradients; both can run later."""
         if isinstance(step.action, Cast):
-            return step.phase == "update"
+            return True
         is_view = isinstance(step.action, ViewOp) and len(step.inputs) == 1
         return is_view and self.window_of[step.outputs[0]].root is self.window_of[step.inputs[0]].root
