@@ -179,14 +179,16 @@ class TestRanks:
 
 #: what the probe says of a GPU that works
 WELL = {"cupy": "14.2.0", "gpus": [["H100", 80 << 30]], "runtime": "13.0", "driver": "13.1", "trouble": "", "nccl": "2.27.7", "nccl_trouble": ""}
+WELL |= {"nvrtc": "13.0", "ipc": "", "cudnn": "9.19.0, frontend 1.23.0", "cudnn_trouble": ""}
 WELL |= {"cublaslt": "13.1", "cublaslt_trouble": "", "transport": "NCCL: each rank has its own GPU, NCCL 2.28.9"}
 
 
 class TestGpu:
     def test_well(self) -> None:
-        gpus, nccl, cublaslt = gpu.cupy_findings(WELL, 1)
+        gpus, nccl, cublaslt, cudnn = gpu.cupy_findings(WELL, 1)
         assert (
-            gpus.status == nccl.status == cublaslt.status == OK
+            gpus.status == nccl.status == cublaslt.status == cudnn.status == OK
+            and cudnn.text == "9.19.0, frontend 1.23.0"
             and cublaslt.text == "13.1"
             and "H100 (80 GiB); CuPy 14.2.0, CUDA 13.0" in gpus.text
             and nccl.text == "2.27.7"
@@ -196,9 +198,12 @@ class TestGpu:
         ("change", "devices", "statuses"),
         [
             ({"trouble": "CompileException: no headers"}, 1, [PROBLEM]),
-            ({"nccl": None, "nccl_trouble": "the library is missing"}, 1, [OK, NOTE, OK]),
-            ({"cublaslt": None, "cublaslt_trouble": "libcublasLt.so.13 is not installed"}, 1, [OK, OK, NOTE]),
-            ({"gpus": [["H100", 80 << 30]] * 2}, 2, [OK, OK, OK, OK]),
+            ({"nccl": None, "nccl_trouble": "the library is missing"}, 1, [OK, NOTE, OK, OK]),
+            ({"nccl": "2.21.5"}, 1, [OK, PROBLEM, OK, OK]),
+            ({"cudnn": None, "cudnn_trouble": "cuDNN is 90100"}, 1, [OK, OK, OK, NOTE]),
+            ({"gpus": [["H100", 80 << 30]] * 2, "ipc": "cudaErrorNotSupported"}, 2, [OK, OK, OK, NOTE, OK, OK]),
+            ({"cublaslt": None, "cublaslt_trouble": "libcublasLt.so.13 is not installed"}, 1, [OK, OK, NOTE, OK]),
+            ({"gpus": [["H100", 80 << 30]] * 2}, 2, [OK, OK, OK, OK, OK, OK]),
             ({"gpus": [], "trouble": "driver too old"}, 2, [PROBLEM]),
             ({"gpus": [], "trouble": "no driver"}, 0, [NOTE]),
         ],

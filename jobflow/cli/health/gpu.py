@@ -1,4 +1,4 @@
-"""Checks of the GPUs: the driver, CuPy, a kernel, NCCL and cublasLt."""
+"""Checks of the GPUs: the driver, CuPy, a kernel, NCCL, memory of other processes, cublasLt and cuDNN."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from jobflow.core.errors import counted
 
 INSTALL = 'pip install "jobflow-sbp[gpu]"'
 INSTALL_FAST = 'pip install "jobflow-sbp[gpu-fast]"'
+#: the least version of NCCL
+NCCL = (2, 27, 7)
 #: time limit in seconds, with the compilation of a first kernel
 LIMIT = 120.0
 
@@ -33,7 +35,7 @@ def gpu() -> Iterator[Finding]:
 
 
 def cupy_findings(data: dict[str, Any], devices: int) -> Iterator[Finding]:
-    """Report the devices of CuPy, and the results of a kernel, of NCCL and of cublasLt; `devices` is the number of GPUs of the system."""
+    """Report the devices of CuPy, and the results of a kernel and of the libraries; `devices` is the number of GPUs of the system."""
     version = f"CuPy {data['cupy']}"
     if not data["gpus"]:
         if devices:
@@ -45,15 +47,22 @@ def cupy_findings(data: dict[str, Any], devices: int) -> Iterator[Finding]:
             yield Finding("GPU", NOTE, f"{version} is installed, but there is no GPU or no driver: jobs run on the CPU", fix, "nvidia-smi")
         return
     named = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in data["gpus"])
-    text = f"{named}; {version}, CUDA {data['runtime']}, driver for {data['driver']}"
+    text = f"{named}; {version}, CUDA {data['runtime']}, driver for {data['driver']}, NVRTC {data['nvrtc'] or 'missing'}"
     if data["trouble"]:
         fix = "install the parts of CUDA that CuPy compiles with, or a CuPy for the CUDA version of the driver"
         yield Finding("GPU", PROBLEM, f"{text}; a kernel failed: {data['trouble']}", fix, 'pip install "cupy-cuda13x[ctk]"')
         return
     yield Finding("GPU", OK, f"{text}; a kernel and a matrix product are correct")
     unusable = f"not usable ({data['nccl_trouble']}): several GPUs exchange tensors through the host"
-    yield judged("NCCL", data["nccl"] or "", (data["nccl"] is None, NOTE, unusable, "", INSTALL))
+    old = data["nccl"] is not None and tuple(map(int, data["nccl"].split("."))) < NCCL
+    older = f"; jobflow needs {'.'.join(map(str, NCCL))} or newer"
+    yield judged("NCCL", data["nccl"] or "", (data["nccl"] is None, NOTE, unusable, "", INSTALL), (old, PROBLEM, older, "", f"{INSTALL} --upgrade"))
     if len(data["gpus"]) > 1:
         yield Finding("GPU transport", OK, data["transport"])
+        closed = f"not possible ({data['ipc']}): NCCL copies between processes through the host"
+        text = "other processes can open memory of a GPU" if not data["ipc"] else ""
+        yield judged("CUDA IPC", text, (data["ipc"], NOTE, closed, "permit shared memory between processes", "docker run --ipc=host"))
     unusable = f"not usable ({data['cublaslt_trouble']}): CuPy computes matrix products, and biases and activations are separate kernels"
     yield judged("cublasLt", data["cublaslt"] or "", (data["cublaslt"] is None, NOTE, unusable, "", INSTALL_FAST))
+    unusable = f"not usable ({data['cudnn_trouble']}): printed kernels compute attention and convolutions"
+    yield judged("cuDNN", data["cudnn"] or "", (data["cudnn"] is None, NOTE, unusable, "", INSTALL_FAST))

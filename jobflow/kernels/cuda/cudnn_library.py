@@ -62,13 +62,13 @@ class CudnnHandle:
     """cuDNN's handle of one thread and GPU; a change of its stream takes microseconds, so it is set only if it differs."""
 
     def __init__(self) -> None:
-        self._cudnn = importlib.import_module("cudnn")
-        self.handle = self._cudnn.create_handle()
+        self.module = importlib.import_module("cudnn")
+        self.handle = self.module.create_handle()
         self._stream = -1
 
     def use(self, stream: int) -> None:
         if stream != self._stream:
-            self._cudnn.set_stream(handle=self.handle, stream=stream)
+            self.module.set_stream(handle=self.handle, stream=stream)
             self._stream = stream
 
 

@@ -1,8 +1,10 @@
-"""A test of CuPy, NCCL and cublasLt.
+"""A test of CuPy, NCCL, cublasLt and cuDNN.
 
 Prints a JSON object.  "cupy" is CuPy's version, "gpus" a list of [name, bytes of memory], and "runtime" and "driver" are CUDA versions.
 "transport" describes how ranks with one GPU each exchange tensors.  "trouble" is the error of CuPy or "".  "nccl" and "cublaslt" are the versions of
-these libraries, or null if the library was not tested or failed with the error "nccl_trouble" or "cublaslt_trouble".
+these libraries, or null if the library was not tested or failed with the error "nccl_trouble" or "cublaslt_trouble".  "cudnn" and "cudnn_trouble"
+are the same for cuDNN with its Python frontend.  "nvrtc" is the version of NVRTC, and "ipc" the reason why no other process can open memory of
+the GPU, or "".
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from jobflow.kernels.cuda import cublaslt_calls, cublaslt_library
+from jobflow.kernels.cuda import cublaslt_calls, cublaslt_library, cudnn_library
 from jobflow.kernels.target import ProductMode
 from jobflow.runtime.comm.transports import RankDevice, choose
 from jobflow.runtime.device.cuda_device import nccl
@@ -62,14 +64,33 @@ def communicate(module: Any) -> str:
     return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
+def attend() -> str:
+    """Create a handle of cuDNN, and return the versions of cuDNN and of its frontend."""
+    handle = cudnn_library.handle_of(0)
+    module = handle.module
+    version = int(module.backend_version())
+    return f"{version // 10000}.{version % 10000 // 100}.{version % 100}, frontend {module.__version__}"
+
+
+def shared() -> str:
+    """Return the reason why no other process can open memory of GPU 0, or ""."""
+    memory = cupy.cuda.alloc(1 << 20)
+    try:
+        runtime.ipcGetMemHandle(memory.ptr)
+    except runtime.CUDARuntimeError as error:
+        return str(error)
+    return ""
+
+
 runtime = cupy.cuda.runtime
 report: dict[str, Any] = {"cupy": cupy.__version__, "gpus": [], "runtime": "", "driver": "", "trouble": "", "nccl": None, "nccl_trouble": ""}
-report |= {"cublaslt": None, "cublaslt_trouble": "", "transport": ""}
+report |= {"cublaslt": None, "cublaslt_trouble": "", "transport": "", "cudnn": None, "cudnn_trouble": "", "nvrtc": "", "ipc": ""}
 try:
     for index in range(runtime.getDeviceCount()):
         properties = runtime.getDeviceProperties(index)
         report["gpus"].append([properties["name"].decode(), properties["totalGlobalMem"]])
     report["runtime"], report["driver"] = number(runtime.runtimeGetVersion()), number(runtime.driverGetVersion())
+    report["nvrtc"] = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
     compute()
 except Exception as error:  # noqa: BLE001 - whatever CuPy raises is the answer
     report["trouble"] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -92,4 +113,11 @@ if report["gpus"] and not report["trouble"]:
             report["cublaslt"] = multiply(search.library)
         except Exception as error:  # noqa: BLE001 - whatever the library raises is the answer
             report["cublaslt_trouble"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    report["cudnn_trouble"] = cudnn_library.missing()
+    if not report["cudnn_trouble"]:
+        try:
+            report["cudnn"] = attend()
+        except Exception as error:  # noqa: BLE001 - whatever the library raises is the answer
+            report["cudnn_trouble"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    report["ipc"] = shared()
 print(json.dumps(report))
