@@ -70,9 +70,10 @@ def get_float32_matmul_precision() -> str:
 
 
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-    """Choose algorithms of products on GPUs whose sums have a fixed order; all functions on CPUs are deterministic with every value.
+    """Choose algorithms on GPUs whose sums have a fixed order; all functions on CPUs are deterministic with every value.
 
-    `warn_only` is stored.  Raises: ArgumentError unless the arguments are True or False.
+    Programs that are bound later use products without split sums, and one algorithm of NCCL.  An operation that CuPy computes by atomic additions
+    of floats is an error with its name.  `warn_only` is stored.  Raises: ArgumentError unless the arguments are True or False.
     """
     what = "use_deterministic_algorithms"
     chosen = checked_bool(what, "mode", mode), checked_bool(what, "warn_only", warn_only)

@@ -187,6 +187,8 @@ def _candidates(op: type[Op], target: Target) -> Iterator[Implementation]:
             for rank, implementation in _rows.get((cast(type[Op], base), target.kind, tier), {}).items()
         ]
         for *_, implementation in sorted(ranked, key=lambda row: row[:2], reverse=True):
+            if implementation is PLAIN_KERNEL and op.adds_at_indices and target.kind == "cuda" and target.products.deterministic:
+                implementation = IN_ORDER
             yield implementation.on(target) if isinstance(implementation, PerTarget) else implementation
 
 
@@ -277,6 +279,15 @@ def kernel_call(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequen
     return [(op.kernel, (device.xp, *inputs, *outputs))]
 
 
+def _unordered(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    """Return the reason the kernel of an operation that adds at indices is not deterministic on a GPU; sums of integers have no order."""
+    if all(array.dtype.kind in "iub" for array in outputs):
+        return None
+    return "CuPy adds at computed indices by atomic additions, whose order varies; flow.use_deterministic_algorithms(False) permits this"
+
+
+#: the kernel of an operation that adds at indices, for deterministic programs of GPUs
+IN_ORDER = ArrayCalls("kernel", kernel_call, _unordered)
 PLAIN_KERNEL = ArrayCalls("kernel", kernel_call, at_once=lambda op, inputs, outputs: partial(kernel_call, op))
 for _kind in KINDS:
     register(Op, _kind, "reference", PLAIN_KERNEL)

@@ -141,7 +141,7 @@ def target_of(tag: str, setting: str = "auto", products: ProductMode = PRODUCTS,
 
 def _gpu_target(tier: Tier, products: ProductMode) -> Target:
     if tier not in ("nvrtc", "exact"):
-        return Target("cuda", tier, alignment=256)
+        return Target("cuda", tier, alignment=256, products=ProductMode(deterministic=True) if products.deterministic else PRODUCTS)
     # merged operations are rounded once, which "exact" excludes
     merges = tier == "nvrtc" and import_module("jobflow.kernels.cuda.cublaslt_library").find().library is not None
     tables = "jobflow.kernels.cuda.product_patterns" if merges else "jobflow.kernels.cuda.image_patterns"

@@ -132,6 +132,8 @@ class UnsortedSegmentSum(Op):
     The adjoint of Gather.
     """
 
+    adds_at_indices = True
+
     axis: int
     size: int
     offset: int = 0
@@ -216,6 +218,8 @@ class DimScatterAdd(Op):
 
     The adjoint of DimGather.
     """
+
+    adds_at_indices = True
 
     axis: int
     size: int
@@ -337,6 +341,8 @@ class BatchSegmentSum(Op):
 
     The adjoint of BatchGather.
     """
+
+    adds_at_indices = True
 
     batch: int
     size: int

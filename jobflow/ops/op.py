@@ -139,6 +139,8 @@ class Op(Frozen):
     faster_compiled: ClassVar[Literal["always", "if large", "never"]] = "if large"
     #: kinds of device on which a compiled loop of `expression` computes the op; on other kinds, copies of memory or array functions are faster
     loops_on: ClassVar[DeviceKinds] = ("cpu", "cuda")
+    #: True if `kernel` adds values at computed indices, which array functions of a GPU do in a varying order
+    adds_at_indices: ClassVar[bool] = False
     #: True if eager execution compiles the op at its first run, because one loop serves operands of all sizes
     compiles_at_once: ClassVar[bool] = False
 

@@ -109,6 +109,8 @@ class AddLocalRows(Op):
     Ranks do not communicate: the indices of each rank are in its shard of y.
     """
 
+    adds_at_indices = True
+
     size: int
     offset: int = 0
     local: int | None = None

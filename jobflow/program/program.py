@@ -25,6 +25,7 @@ from jobflow.plan.plan_checks import compare_plans, summary
 from jobflow.plan.storage import ARGUMENT, RankMemory, is_common, place_variables, private_copies
 from jobflow.program.shared_buffers import IO_BUFFERS, ClientBuffers, io_buffers_of, planned_slots, slots_of
 from jobflow.runtime.collection import collection_paused
+from jobflow.runtime.comm.nccl_order import fix_order
 from jobflow.runtime.concurrency import concurrently
 from jobflow.runtime.device.device import memory_of
 from jobflow.runtime.executor import Executor, Through
@@ -86,6 +87,8 @@ class Program:
         Collective over the ranks of `rank.comm`.
         """
         state = state_of(rank)
+        if self.target.kind == "cuda" and self.target.products.deterministic and rank.size > 1:
+            fix_order()
         with state.forgetting_on_error():
             return self._with_variables(rank, state)
 

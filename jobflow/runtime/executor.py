@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import NOWHERE, AbortedError, JobError, JobflowError
+from jobflow.core.errors import NOWHERE, AbortedError, JobError, JobflowError, PlanError
 from jobflow.core.types import Array
 from jobflow.kernels import registry
 from jobflow.kernels.target import Target, target_of
@@ -217,6 +217,8 @@ class Executor:
     def _bind(self, instruction: Instruction, comm: Communicator) -> list[Call]:
         try:
             return self._prepared(instruction, comm)
+        except PlanError as error:
+            raise PlanError(f"{instruction.name} at {instruction.where}: {error}") from error
         except OutOfMemory as error:
             where = f"job {self.plan.job}: temporary memory of {instruction.name} at {instruction.where}"
             raise OutOfMemory(f"{where}: {error}\n{largest_values_text(self.plan)}") from error

@@ -14,11 +14,12 @@ import pytest
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import nn, scope
-from jobflow.core.errors import AxisError, JobError
+from jobflow.core.errors import AxisError, JobError, PlanError
 from jobflow.core.types import bfloat16
 from jobflow.engine.session import current_session
 from jobflow.kernels.cuda.anomaly_kernels import PART, anomaly_search
 from jobflow.program.commands import executors_of
+from jobflow.runtime.comm import nccl_order
 from jobflow.runtime.device.cuda_device import CudaDevice
 from jobflow.runtime.device.cuda_errors import KernelFailure
 from jobflow.runtime.executor import Executor
@@ -205,3 +206,58 @@ def test_write_at_a_wrong_index_changes_no_element(gpu: None) -> None:
         with pytest.raises(AxisError, match=r"index 7 at \[1\] is out of range"):
             write(flow.tensor([0, 7], device="cuda"))
         assert not x.numpy().any()
+
+
+def test_deterministic_programs_launch_equal_lists_and_refuse_atomic_additions(gpu: None) -> None:
+    flow.use_deterministic_algorithms(True)
+    lists = []
+    for _ in range(2):
+        train = train_job()
+        train(X)
+        (executor,) = executors()
+        lists.append(launches(executor))
+        flow.clear_default_session()
+        flow.config.gpu_device_num(1)
+        flow.use_deterministic_algorithms(True)
+    assert lists[0] == lists[1] and len(lists[0]) > 5
+
+    @flow.global_function()
+    def sums(x: tp.Numpy.Placeholder((4, 3)), ids: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> tp.Numpy:
+        return flow.math.unsorted_segment_sum(x, ids, 2)
+
+    flow.config.kernels("numpy")
+    ids = np.array([0, 1, 1, 0], np.int32)
+    with pytest.raises(PlanError, match=r"unsortedsegmentsum_0 at test_checked_runs.py:\d+: .*CuPy adds at computed indices by atomic additions"):
+        sums(X, ids)
+    flow.config.kernels("auto")
+    np.testing.assert_array_equal(sums(X, ids), [X[0] + X[3], X[1] + X[2]])
+
+
+def launches(executor: Executor) -> list[tuple[str, ...]]:
+    """Return the instruction, the kind of call, the kernel's text, and the numbers of blocks and threads of each call."""
+    calls = zip(executor.call_instructions, [*executor.body, *executor.epilogue], strict=True)
+    return [
+        (
+            str(each),
+            type(call).__name__,
+            getattr(getattr(call, "function", None), "text", ""),
+            str(arguments[:2] if hasattr(call, "function") else ""),
+        )
+        for each, (call, arguments) in calls
+    ]
+
+
+def test_sums_of_nccl_are_fixed_before_its_start_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in nccl_order.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NCCL_PROTO", "LL")
+    monkeypatch.setattr(nccl_order, "_started", [])
+    monkeypatch.setattr(nccl_order.os, "environ", dict(nccl_order.os.environ))
+    nccl_order.fix_order()
+    assert {name: nccl_order.os.environ[name] for name in nccl_order.SETTINGS} == nccl_order.SETTINGS | {"NCCL_PROTO": "LL"}
+    nccl_order.note_start()
+    nccl_order.fix_order()
+    assert capsys.readouterr().err == "", "the variables are set"
+    del nccl_order.os.environ["NCCL_ALGO"]
+    nccl_order.fix_order()
+    assert "comes too late for the sums of NCCL" in capsys.readouterr().err

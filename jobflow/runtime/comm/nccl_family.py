@@ -18,6 +18,7 @@ from jobflow.core.errors import JobError, JobflowError
 from jobflow.core.notices import notice
 from jobflow.runtime.comm.blocking_calls import BlockingCall, ends_within
 from jobflow.runtime.comm.communicator import Communicator
+from jobflow.runtime.comm.nccl_order import note_start
 
 #: seconds after which an abort or a destruction is abandoned
 LIMIT = 10.0
@@ -64,6 +65,7 @@ class NcclFamily:
                 self._parts[ranks] = part
 
     def _create(self) -> None:
+        note_start()
         identity: bytes | None = None
         error = ""
         if self._comm.rank == 0:
