@@ -9,15 +9,16 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, JobError, PlacementError, user_line
 from jobflow.core.layout import B, Layout, Placement
+from jobflow.core.types import Array, TensorType, float32, float64
 from jobflow.core.types import Tensor as Value
-from jobflow.core.types import TensorType, float32, float64
 from jobflow.functional.dispatch import all_of, of_tensors
 from jobflow.functional.nn_base import EPSILON, assign, composing, flag, real
 from jobflow.functional.promotion import cast
 from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
-from jobflow.ops.scalar import Clip, Scale
+from jobflow.ops.arithmetic import Multiply
+from jobflow.ops.scalar import Clip
 from jobflow.tensors.convert import convert_array, empty, gathered
 from jobflow.tensors.gpus import as_numpy, gpu_of, on_device, placed, write
 from jobflow.tensors.run import run
@@ -126,20 +127,27 @@ def clip_grad_norm_(
         raise ArgumentError(f"{what} at {user_line()}: the norm of the gradients is {norm}, but error_if_nonfinite=True requires a finite norm")
     factor = min(float(max_norm) / (norm + EPSILON), 1.0)
     if factor < 1.0 or math.isnan(factor):
+        factors: dict[object, Array] = {}
         for x in grads:
-            _scale(here, x, factor, what)
+            _scale(x, factor, factors, what)
     return _stated(here, norm, grads)
 
 
-def _scale(here: EagerState, x: Tensor, factor: float, what: str) -> None:
-    """Multiply the elements of x by a number, in place."""
+def _scale(x: Tensor, factor: float, factors: dict[object, Array], what: str) -> None:
+    """Multiply the elements of x by a number, in place; `factors` has the number on each GPU, by GPU and element type.
+
+    The number is an operand of the kernel and no part of its text, because it changes at each step.
+    """
     array = own(x, what)
     gpu = gpu_of(array)
     if gpu is None:
         array[...] = array * array.dtype.type(factor)
     else:
         gpu.activate()
-        gpu.calls(Scale(factor)).run(None, (array,), (array,))
+        key = gpu.index, array.dtype
+        if key not in factors:
+            factors[key] = gpu.upload(np.array(factor, array.dtype))
+        gpu.calls_like(Multiply(), array).run(None, (array, factors[key]), (array,))
     x.wrote()
 
 

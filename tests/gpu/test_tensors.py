@@ -23,6 +23,7 @@ from jobflow.core.errors import AxisError, PlacementError
 from jobflow.engine.options import EnvSettings
 from jobflow.engine.session import Session
 from jobflow.ops.arithmetic import Add
+from jobflow.tensors.eager_gpu import EagerGpu
 from jobflow.tensors.gpus import gpu_of, own_index
 from jobflow.tensors.state import state
 
@@ -379,3 +380,16 @@ def test_examples_of_tensors_train_alike_on_gpus(
             assert bool(state().gpus) is (device == "cuda")
         printed.append(capsys.readouterr().out.rpartition("trained")[0])
     assert printed[0] == printed[1] and printed[0].count("loss") == 3
+
+
+def test_clipping_to_another_norm_prepares_no_operation(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels contain the numbers of operations, so an operation with a new factor would be compiled at each step."""
+    x = flow.ones(4, device="cuda", requires_grad=True)
+    x.sum().backward()
+    nn.utils.clip_grad_norm_([x], 1.5)
+    created: list[str] = []
+    calls = EagerGpu.calls
+    monkeypatch.setattr(EagerGpu, "calls", lambda self, op: created.append(str(op)) or calls(self, op))
+    nn.utils.clip_grad_norm_([x], 0.7)
+    np.testing.assert_allclose(x.grad.numpy(), np.full(4, 0.35), rtol=1e-5)
+    assert created == []
