@@ -57,9 +57,11 @@ class Compiled(ClientProgram):
 
         Calls that return a future or a function do not wait for a GPU, unless callbacks of `watch` receive values.
         """
-        later = self.results.mode in ("callback", "future") and not self.watches
-        values = self.start(world, arguments, here, later)
-        return lambda: self.with_host_results(values(), host_results)
+        if self.results.mode in ("callback", "future") and not self.watches:
+            values = self.start(world, arguments, here)
+            return lambda: self.with_host_results(values(), host_results)
+        results = self.with_host_results(self.run(world, arguments, here), host_results)
+        return lambda: results
 
     def with_host_results(self, values: Sequence[Any], host_results: Mapping[str, Any]) -> list[Any]:
         """Merge the values of a run with the results of the host pipeline, in the order of `results`; watched values follow."""

@@ -346,10 +346,9 @@ def read_feed(session: Session, compiled: Compiled, bound: Sequence[Bound], phas
 
 
 def _delivered(compiled: Compiled, values: Callable[[], list[Any]]) -> Any:
-    count = len(compiled.results.leaves)
     if compiled.watches:
-        compiled.show_watched(values()[count:])
-    return deliver(compiled.results, lambda: values()[:count])
+        compiled.show_watched(values()[len(compiled.results.leaves) :])
+    return deliver(compiled.results, values)
 
 
 def _note_whole_updates(program: Traced, graph: Graph) -> None:

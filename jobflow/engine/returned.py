@@ -156,7 +156,7 @@ def trimmed(value: Delivered, axis: int | None) -> Delivered:
 def deliver(results: Results, values: Callable[[], Sequence[Delivered]]) -> Any:
     """Convert the returned tensors of a call to the form of the return annotation.
 
-    Futures and functions call `values` when they are first read, which waits for a GPU.
+    The first of `values` are the results.  Futures and functions call `values` when they are first read, which waits for a GPU.
     """
     match results.mode:
         case "callback":
@@ -183,7 +183,7 @@ def _once(results: Results, values: Callable[[], Sequence[Delivered]]) -> Callab
 
 def _built(results: Results, values: Sequence[Delivered]) -> Any:
     axes = results.dynamic_axes or (None,) * len(results.kinds)
-    leaves = [_leaf(kind, trimmed(value, axis)) for kind, value, axis in zip(results.kinds, values, axes, strict=True)]
+    leaves = [_leaf(kind, trimmed(value, axis)) for kind, value, axis in zip(results.kinds, values[: len(results.kinds)], axes, strict=True)]
     return results.build(leaves)
 
 

@@ -68,16 +68,21 @@ class ClientProgram:
 
     def run(self, world: World, arguments: Mapping[str, Any], here: Collection[int] | None = None) -> list[Any]:
         """Run once with whole arguments, and return whole results; a local result is a list with one array per device.  `here` as in `feeds`."""
-        return self.start(world, arguments, here)()
+        buffers = client_buffers_of(world.ranks[0]).get(self.number)
+        if buffers is None:
+            return self.outputs(self.run_on_ranks(world, self.feeds(arguments, here)))
+        buffers.write(arguments)
+        self.run_on_ranks(world)
+        return self._joined(buffers.read())
 
-    def start(self, world: World, arguments: Mapping[str, Any], here: Collection[int] | None = None, later: bool = False) -> Callable[[], list[Any]]:
+    def start(self, world: World, arguments: Mapping[str, Any], here: Collection[int] | None = None) -> Callable[[], list[Any]]:
         """Run once; return a function that returns the results of `run`.
 
-        With `later`, this function waits for the outputs of a single rank on a GPU, and raises the errors of that wait.
+        In a world of one rank on a GPU, this function waits for the outputs, and raises the errors of that wait.
         """
-        if later and world.size == 1 and world.tags[0] == "gpu":
+        if world.size == 1 and world.tags[0] == "gpu":
             return self._awaited(world.ranks[0].device, world.call(Run(self.number, self.name, waits=False), self.feeds(arguments, here))[0])
-        results = self._results(world, arguments, here)
+        results = self.run(world, arguments, here)
         return lambda: results
 
     def _awaited(self, device: Device, answer: Callable[[], list[tuple[int, Array]]] | JobflowError) -> Callable[[], list[Any]]:
@@ -90,14 +95,6 @@ class ClientProgram:
                 return self.outputs([answer()])
 
         return results
-
-    def _results(self, world: World, arguments: Mapping[str, Any], here: Collection[int] | None) -> list[Any]:
-        buffers = client_buffers_of(world.ranks[0]).get(self.number)
-        if buffers is None:
-            return self.outputs(self.run_on_ranks(world, self.feeds(arguments, here)))
-        buffers.write(arguments)
-        self.run_on_ranks(world)
-        return self._joined(buffers.read())
 
     def run_on_ranks(self, world: World, feeds: Sequence[Mapping[str, Array]] | None = None) -> list[list[tuple[int, Array]]]:
         """Run once with the ranks' parts of the arguments, and return their parts of the outputs.

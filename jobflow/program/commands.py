@@ -86,8 +86,8 @@ class Run:
 
     def __call__(self, rank: Rank, feeds: Mapping[str, Array] | None) -> Any:
         try:
-            outputs = executors_of(rank)[self.number].start(feeds)
-            return outputs() if self.waits else outputs
+            executor = executors_of(rank)[self.number]
+            return executor.run(feeds) if self.waits or feeds is None else executor.start(feeds)
         except JobflowError as error:
             if not error.everywhere:
                 raise

@@ -260,16 +260,17 @@ class Executor:
 
         If `arguments` is None, arguments and outputs are in memory shared by the ranks, and the returned list is empty.
         """
+        return self._named(self._run, arguments)
+
+    def start(self, arguments: Mapping[str, Array]) -> Callable[[], list[tuple[int, Array]]]:
+        """Launch one step; return a function that returns the result of `run`, and waits for the outputs."""
         try:
-            return self.start(arguments)()
+            copied = self._named(self._launch, arguments)
         finally:
             if self._results is not None:
                 self._results.end()
-
-    def start(self, arguments: Mapping[str, Array] | None) -> Callable[[], list[tuple[int, Array]]]:
-        """Run one step; return a function that returns the result of `run`.  On a GPU, only this function waits for the outputs."""
-        finish = self._named(self._start, arguments)
-        return lambda: self._named(finish)
+        finish = self.device.start_to_host([view for _, view in copied])
+        return lambda: self._named(self._finished, copied, finish)
 
     def _named(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function, and name the job in the error of a kernel that a wait reports."""
@@ -280,7 +281,25 @@ class Executor:
                 raise self._kernel_failure(error, self.call_instructions[-1]) from error
             raise
 
-    def _start(self, arguments: Mapping[str, Array] | None) -> Callable[[], list[tuple[int, Array]]]:
+    def _run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
+        if self._results is None:
+            return self._outputs(arguments)
+        try:
+            return self._outputs(arguments)
+        finally:
+            self._results.end()
+
+    def _outputs(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
+        copied = self._launch(arguments)
+        if arguments is not None:
+            return self._finished(copied, self.device.start_to_host([view for _, view in copied]))
+        self.device.synchronize()
+        for target, value in self._gives:
+            np.copyto(target, value)
+        return []
+
+    def _launch(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
+        """Run the calls of one step, and return the outputs to copy, by position."""
         if self.begin is not None:
             self.begin()
         if self._results is not None:
@@ -290,20 +309,13 @@ class Executor:
             self._step(arguments)
             if self.depart is not None:
                 self.depart()
-        if arguments is not None:
-            copied = [fetch for fetch in self.fetches if fetch[0] not in self.shown] if self.shown else self.fetches
-            finish = self.device.start_to_host([view for _, view in copied])
-            return lambda: self._finished([output for output, _ in copied], finish)
-        self.device.synchronize()
-        for target, value in self._gives:
-            np.copyto(target, value)
-        return list
+        return [fetch for fetch in self.fetches if fetch[0] not in self.shown] if self.shown else self.fetches
 
-    def _finished(self, outputs: Sequence[int], finish: Callable[[], Sequence[Array]]) -> list[tuple[int, Array]]:
+    def _finished(self, copied: Sequence[tuple[int, Array]], finish: Callable[[], Sequence[Array]]) -> list[tuple[int, Array]]:
         values = finish()
         if self._settles and self._results is not None:
             self._results.settle()
-        return list(zip(outputs, values, strict=True))
+        return [(position, value) for (position, _), value in zip(copied, values, strict=True)]
 
     def _take(self, arguments: Mapping[str, Array] | None) -> None:
         """Copy the arguments of a run to the rank."""

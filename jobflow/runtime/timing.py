@@ -106,13 +106,17 @@ class TimedExecutor(Executor):
 
         return (timed if sync is None else finished), ()
 
-    def start(self, arguments: Mapping[str, Array] | None) -> Callable[[], list[tuple[int, Array]]]:
+    def start(self, arguments: Mapping[str, Array]) -> Callable[[], list[tuple[int, Array]]]:
+        outputs = self.run(arguments)
+        return lambda: outputs
+
+    def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
         self._times.clear()
         begin = perf_counter()
-        outputs = super().start(arguments)()
+        outputs = super().run(arguments)
         end = perf_counter()
         self.ran.append(TimedRun(begin, end, np.array(self._times).reshape(-1, 2)))
-        return lambda: outputs
+        return outputs
 
 
 def described(instruction: Instruction) -> TimedCall:

@@ -158,10 +158,10 @@ def _unfetched_waits(counts: host_runtime.Counts, step: Callable[[], Any]) -> fl
     from jobflow.program.commands import executors_of
 
     executor = max(executors_of(_world().ranks[0]).values(), key=lambda each: len(each.body))
-    start, arguments_of_runs = executor.start, []
-    executor.start = lambda arguments: (arguments_of_runs.append(arguments), start(arguments))[1]
+    run, arguments_of_runs = executor.run, []
+    executor.run = lambda arguments: (arguments_of_runs.append(arguments), run(arguments))[1]
     step()
-    executor.start = start
+    executor.run = run
     before = counts.now()
     executor.start(arguments_of_runs[0])
     return _difference(counts, before)["synchronisations"]
