@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import fake_cupy
+import fake_nccl
 import fake_nvrtc
 import fake_streams
 import host_cuda
@@ -215,6 +218,48 @@ def test_job_reads_new_weights_after_loads_other_jobs_and_refused_steps(gpu: Non
         assert train.plan.shadows.keys() == {"a-weight", "a-bias", "b-weight"}
     for name, values in expected.items():
         np.testing.assert_array_equal(losses[name], values, err_msg=name)
+
+
+# -------------------------------------------------------------------- several GPUs
+
+
+def losses_of_ranks(mode: str) -> tuple[list[Any], list[int]]:
+    """Return losses of a job on two GPUs, and the number of shadows of each."""
+    config = flow.function_config()
+    config.mixed_precision(flow.float16)
+    if mode == "ZeRO":
+        config.optimizer_placement_optimization_mode("distributed_split")
+        config.optimizer_placement_optimization_threshold(16)
+
+    @flow.global_function("train", config)
+    def train(x: tp.Numpy.Placeholder((4, 8))) -> tp.Numpy:
+        h = flow.layers.dense(x, 8, kernel_initializer=flow.random_normal_initializer(), name="a")
+        loss = flow.layers.dense(h, 16, kernel_initializer=flow.random_normal_initializer(), name="b")
+        clipping = flow.optimizer.grad_clipping.by_global_norm(0.5)
+        flow.optimizer.AdamW(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), grad_clipping=clipping).minimize(flow.math.square(loss))
+        return loss
+
+    losses = [train(X).tolist() for _ in range(3)]
+    before = {name: np.array(value.numpy()) for name, value in flow.get_all_variables().items()}
+    losses += [train(X).tolist() for _ in range(2)]
+    flow.load_variables(before)
+    losses += [train(X).tolist() for _ in range(2)]
+    world = current_session().world
+    assert world is not None
+    return losses, [len(next(iter(executors_of(rank).values())).plan.shadows) for rank in world.ranks]
+
+
+@pytest.mark.parametrize("mode, shadows", [("replicated", 3), ("ZeRO", 1)])
+def test_ranks_read_new_weights(mode: str, shadows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With ZeRO, weights are cast before they are gathered, except the bias that every rank stores."""
+    with fake_nvrtc.installed(monkeypatch, fake_cupy.modules(2)):
+        fake_nccl.install(tmp_path)
+        with session(2), only_casts():
+            expected, _ = losses_of_ranks(mode)
+        with session(2):
+            losses, counts = losses_of_ranks(mode)
+    np.testing.assert_array_equal(losses, expected)
+    assert counts == [shadows, shadows]
 
 
 # -------------------------------------------------------------------- gradient clipping
