@@ -17,7 +17,7 @@ from jobflow.kernels.cuda.multi_tensor_kernels import launches
 from jobflow.kernels.cuda.pooling_kernels import channels_at_once, print_pooling
 from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.kernels.registry import at
-from jobflow.ops import activation, norm, optimizer_updates, pool, reduce, shadow_update, softmax
+from jobflow.ops import activation, norm, optimizer_updates, pool, reduce, scaled_update, shadow_update, softmax
 from jobflow.ops.op import Op, types_tuple
 
 TOKENS, WIDTH, WORDS, PARAMETERS = 8192, 768, 50304, 124_475_904
@@ -70,6 +70,8 @@ def _elements() -> Iterator[HotKernel]:
     yield from _op("elements: Adam", optimizer_updates.AdamUpdate(weight_decay=0.1), flat, flat, flat, flat, scalar, _type(int64, 1))
     shadowed = shadow_update.ShadowUpdate(optimizer_updates.AdamUpdate(weight_decay=0.1))
     yield from _op("elements: Adam with shadow", shadowed, flat, flat, flat, _bf16(PARAMETERS), flat, scalar, _type(int64, 1))
+    clipped = shadow_update.ShadowUpdate(scaled_update.ScaledUpdate(optimizer_updates.AdamUpdate(weight_decay=0.1)))
+    yield from _op("elements: clipped Adam with shadow", clipped, flat, flat, flat, _bf16(PARAMETERS), flat, scalar, _type(int64, 1), scalar)
     yield from _op("elements: momentum", optimizer_updates.MomentumUpdate(beta=0.9), _f32(25_557_032), _f32(25_557_032), _f32(25_557_032), scalar)
 
 
