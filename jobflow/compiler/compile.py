@@ -22,6 +22,8 @@
     convert_images  copy images whose memory order must change        -> RankProgram
     order           separate body and epilogue                        -> Ordered
     overlap         transfer data during computation                  -> Ordered
+    merge_moments   compute statistics of channels in one pass        -> Ordered
+    split_casts     widen half precision once for each reader         -> Ordered
     form_regions    fuse operations that share data                   -> Ordered
     merge_calls     merge operations of equal formula                 -> Ordered
     run_concurrently run collectives during computation               -> Ordered
@@ -77,7 +79,7 @@ def logical(program: Traced, outputs: Sequence[Value], target: Target = CPU) -> 
     """
     program, outputs = with_attention(program, outputs, target)
     if program.microbatches is None:
-        batch = differentiate(*prepared(program, outputs))
+        batch = differentiate(*prepared(program, outputs, target))
     else:
         bodies = [(program, outputs)] if program.tail is None else [(program, outputs), program.tail]
         parts: list[Parts] = []
@@ -86,15 +88,15 @@ def logical(program: Traced, outputs: Sequence[Value], target: Target = CPU) -> 
                 parts_of(body, program.whole, rows, program.microbatches) for body, rows in zip(bodies, program.microbatches.sizes, strict=True)
             ]
             bodies, parts = [(body, rewritten) for body, rewritten, _ in compared], [own for *_, own in compared]
-        batch = unroll([prepared(*body) for body in bodies], program.microbatches, parts)
+        batch = unroll([prepared(*body, target) for body in bodies], program.microbatches, parts)
     return replace(batch, graph=recompute(pipeline(update_rows(simplify(guard(batch.graph)), program.lazily), program.schedule)))
 
 
-def prepared(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
+def prepared(program: Traced, outputs: Sequence[Value], target: Target = CPU) -> tuple[Traced, Sequence[Value]]:
     """Apply the job's strategy and precision to the traced program; return the program and its outputs."""
     if program.strategy is not None:
         program, outputs = program.strategy.distribute(program, outputs)
-    return lower_precision(program, outputs)
+    return lower_precision(program, outputs, target)
 
 
 def distribute(graph: Graph, target: Target = CPU, reduce_dtype: DType | None = None) -> Physical:
@@ -117,10 +119,12 @@ def ordered_program(physical: Physical, memory: RankMemory, target: Target) -> O
     """Return the rank's program in execution order."""
     ordered = reduce_in_place(overlap(order(rank_program(physical, memory, target))))
     if target.fusion is not None:
+        from jobflow.compiler.rank.batch_moments import merge_moments
         from jobflow.compiler.rank.multi_tensor_calls import merge_calls  # imported at first use, because most targets do not fuse
         from jobflow.compiler.rank.regions import form_regions
+        from jobflow.compiler.rank.split_casts import split_casts
 
-        ordered = merge_calls(form_regions(ordered))
+        ordered = merge_calls(form_regions(split_casts(merge_moments(ordered))))
     return run_concurrently(ordered)
 
 

@@ -20,14 +20,14 @@ from typing import Any
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import B, P, Rule, S, Signature
-from jobflow.core.types import Tensor, TensorType
+from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.arithmetic import add, multiply, subtract
 from jobflow.ops.axes import reshape
 from jobflow.ops.chain import Chain, apply_chain, chain
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.matmul import axis_sum
-from jobflow.ops.op import LETTERS, Grads, Sample, apply, normal_axis, sample
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, Pointwise, call, check_dtypes, sample_data
 from jobflow.ops.scalar import clip, fill_like, scale, shift
 from jobflow.ops.transcendental import rsqrt, square
@@ -146,6 +146,43 @@ class Moments(Pointwise):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(3), sample_data(1, 4), sample_data(2, 4), sample_data(3, 4, low=1.5))
+
+
+class BatchMoments(Op):
+    """Mean, biased variance, and variance multiplied by `correction`, of each channel: the chain of sums and Moments as one operation.
+
+    The results of half precision are float32.  The compiler creates it where a rank has all samples of its channels.
+    """
+
+    axis: int
+    correction: float = 1.0
+    results = 3
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        check_dtypes("batch_norm", FLOATS, x)
+        vector = TensorType((x.shape[self.axis],), x.dtype.arithmetic)
+        return vector, vector, vector
+
+    def rule(self, x: TensorType) -> Rule:
+        letters = LETTERS[: x.ndim].upper()
+        channel = letters[self.axis].lower()
+        return Rule(f"{letters[: self.axis]}{channel}{letters[self.axis + 1 :]}->{channel},{channel},{channel}")
+
+    def kernel(self, xp: Xp, x: Array, mean: Array, variance: Array, corrected: Array) -> None:
+        rows = xp.moveaxis(x, self.axis, -1).reshape(-1, x.shape[self.axis])
+        share = 1.0 / max(rows.shape[0], 1)
+        first = rows.sum(0) * share
+        centred = rows - first
+        rest = centred.sum(0) * share
+        mean[...] = first + rest
+        variance[...] = xp.maximum((centred * centred).sum(0) * share - rest * rest, 0)
+        corrected[...] = variance * self.correction
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1, 1.5), sample_data(1, 3, 4, 2), differentiable=())
+        yield sample(cls(1), sample_data(1, 5, 3), differentiable=())
+        yield sample(cls(0, 2.0), sample_data(1, 4, 3), differentiable=())
 
 
 class Normalize(ChannelOp):

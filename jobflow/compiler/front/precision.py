@@ -17,6 +17,9 @@ gradients return in float32.  Each reader in half precision has its own cast, so
 differentiation, `simplify` merges equal casts.  Because this pass precedes differentiation, the backward pass of an op has the precision of the op,
 and saved values have it, too.
 
+On GPUs, batch normalization of half precision is computed in float32 and rounded, and operations that read it compute in half precision.  So the
+images between two convolutions have half precision, as have their gradients.  Kernels that fuse round in registers.
+
 Examples, with 16 for half precision.
 
     matmul, bias_add, relu, matmul, bias_add, mean:                               16 16 16 16 32 32
@@ -34,11 +37,13 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import DType, TensorType, float32
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
+from jobflow.kernels.target import CPU, Target
+from jobflow.ops.batch_norm import Normalize
 from jobflow.ops.elementwise import cast
 from jobflow.ops.op import Op
 
 
-def lower_precision(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
+def lower_precision(program: Traced, outputs: Sequence[Value], target: Target = CPU) -> tuple[Traced, Sequence[Value]]:
     """Rewrite the program so that suitable operations run in its half-precision type; return the program and its outputs."""
     if program.half is None:
         return program, outputs
@@ -46,26 +51,44 @@ def lower_precision(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, 
     shown.update(program.training.losses if program.training is not None else ())
     with_gradient = {watch.value for watch in program.watches if watch.gradient}
     tracer = Tracer.onward(program)
-    lowering = _Halving(tracer, program.half, _in_half(program.nodes, program.half), shown, with_gradient)
+    chosen, rounded = _in_half(program.nodes, program.half, target.kind == "cuda")
+    lowering = _Halving(tracer, program.half, chosen, rounded, shown, with_gradient)
     return tracer.rewritten(program, outputs, lowering.stand_in)
 
 
-def _in_half(nodes: Sequence[Node], half: DType) -> set[Node]:
-    """Return the nodes to compute in half precision, except nodes of the category ``any``."""
+def _in_half(nodes: Sequence[Node], half: DType, images: bool) -> tuple[set[Node], set[Node]]:
+    """Return the nodes to compute in half precision, except nodes of the category ``any``, and the nodes whose float32 results are rounded.
+
+    With `images`, batch normalizations of half precision are rounded, and operations that read them compute in half precision.
+    """
     possible: set[Node] = set()
+    rounded: set[Node] = set()
     narrow: set[Value] = set()
+    normalized: set[Value] = set()
+    on_images: set[Node] = set()
     for node in nodes:
         types = [value.tensor_type.with_dtype(half) if value in narrow else value.tensor_type for value in node.inputs]
-        if _only_single(node) and _computes_in(half, node.op, types):
+        if not _only_single(node):
+            continue
+        if images and isinstance(node.op, Normalize) and node.inputs[0] in narrow:
+            rounded.add(node)
+            narrow.update(node.outputs)
+            normalized.update(node.outputs)
+        elif _computes_in(half, node.op, types):
             possible.add(node)
             narrow.update(value for value in node.outputs if value.dtype is float32)
+            if node.op.precision in ("follows", "any") and not normalized.isdisjoint(node.inputs):
+                on_images.add(node)
+                normalized.update(node.outputs)
     chosen: set[Node] = set()
     read_in_half: set[Value] = set()
     for node in reversed(nodes):
-        if node in possible and (node.op.precision == "half" or not read_in_half.isdisjoint(node.outputs)):
+        if node in rounded:
+            read_in_half.add(node.inputs[0])
+        elif node in possible and (node.op.precision == "half" or node in on_images or not read_in_half.isdisjoint(node.outputs)):
             read_in_half.update(node.inputs)
             chosen.add(node)
-    return {node for node in chosen if node.op.precision != "any"}
+    return {node for node in chosen if node.op.precision != "any"}, rounded
 
 
 def _computes_in(half: DType, op: Op, types: Sequence[TensorType]) -> bool:
@@ -85,6 +108,8 @@ class _Halving:
     tracer: Tracer
     half: DType
     chosen: set[Node]
+    #: nodes whose results are computed in float32 and rounded
+    rounded: set[Node]
     #: values that are visible outside of the graph: they stay float32
     shown: set[Value]
     with_gradient: set[Value]
@@ -98,6 +123,8 @@ class _Halving:
         dtype = self._dtype(node, inputs)
         fitted = tuple(self._cast(now, dtype) if was.dtype is float32 else now for was, now in zip(node.inputs, inputs, strict=True))
         outputs = self.tracer.again(node, fitted)
+        if node in self.rounded and self.shown.isdisjoint(node.outputs):
+            outputs = [self._cast(value, self.half) for value in outputs]
         return tuple(self._as_shown(was, now) for was, now in zip(node.outputs, outputs, strict=True))
 
     def _dtype(self, node: Node, inputs: tuple[Value, ...]) -> DType:

@@ -29,6 +29,7 @@ from jobflow.compiler.rank.local import Collect, Join, LocalInstruction, LocalVa
 from jobflow.compiler.rank.order import NotFused, Ordered, dependencies
 from jobflow.compiler.rank.region_group import RegionGroup, StepFacts, facts_of
 from jobflow.compiler.rank.rematerialize import Rematerialization
+from jobflow.compiler.rank.split_casts import widens
 from jobflow.compiler.rank.views import written_over
 from jobflow.core.dataclass import dataclass
 from jobflow.expressions.index_space import LOOKED_UP, IndexSpace, broadcasting
@@ -106,6 +107,7 @@ class _RegionBuilder:
     def _grow(self, stretch: Sequence[int]) -> None:
         groups: list[RegionGroup] = []
         touching: dict[LocalValue, set[int]] = {}  # indices in `groups`
+        widened: set[LocalValue] = set()
         for i in stretch:
             step = self.steps[i]
             if isinstance(step.action, ViewOp) or not fits_in_loop(step, self.ordered.program.target.kind):
@@ -117,7 +119,11 @@ class _RegionBuilder:
                 continue
             group = RegionGroup([i], i, facts.space, dict.fromkeys(step.inputs), set(step.outputs), set(facts.sums))
             best: tuple[int, int, int] | None = None
-            for number in sorted(set().union(*(touching.get(value, ()) for value in step.inputs))):
+            near = sorted(set().union(*(touching.get(value, ()) for value in step.inputs)))
+            if widens(step):  # a repeated cast joins its reader (`split_casts`)
+                near = [] if step.inputs[0] in widened else near
+                widened.add(step.inputs[0])
+            for number in near:
                 other = groups[number]
                 shared = _shared(other, group, self.bounds.tensors > 0)
                 if not shared:

@@ -6,6 +6,7 @@
     cublas_products    matrix products, written directly to their output, by CuPy's cuBLAS
     cublaslt_products  the same by cublasLt, with the operations after a product in the same call; for stream capture
     convolution_kernels  convolutions and their gradients, without a copy of the windows
+    moment_kernels     mean and variance of channels, for batch normalization
     pooling_kernels    pooling, one kernel per operation
     attention_kernels  attention and its gradients, without a value of [..., queries, keys]
     cudnn_convolution  convolutions and their gradients by cuDNN, for images with the channels innermost
@@ -23,6 +24,7 @@ None of the kernels has run on a GPU.
 MODULES: dict[str, tuple[str, ...]] = {
     "ops.adaptive_pool": ("adaptive_kernels",),
     "ops.attention": ("attention_kernels", "cudnn_attention"),
+    "ops.batch_norm": ("moment_kernels",),
     "ops.conv": ("convolution_kernels", "cudnn_convolution"),
     "ops.index": ("segment_kernels",),
     "ops.matmul": ("cublas_products", "cublaslt_products"),

@@ -86,9 +86,9 @@ class ConvolutionText:
         samples = ("n", x.shape[0])
         out = (samples, *((f"i{a}", n) for a, n in enumerate(self.pooled)))
         image = (samples, *((f"j{a}", n) for a, n in enumerate(self.image)))
-        windows = _Operand("x", x, _steps(x, "n", ("c", "g", channels), "j"), "c", _vector(x, 1, channels), "image")
-        gradient = _Operand("y", y, _steps(y, "n", ("o", "g", filters), "i"), "o", _vector(y, 1, filters))
-        filter_ = _Operand("w", w, _filter_steps(w, filters), "c", _vector(w, 1, channels))
+        windows = _Operand("x", x, _steps(x, "n", ("c", "g", channels), "j"), "c", adjacent_channels(x, 1, channels), "image")
+        gradient = _Operand("y", y, _steps(y, "n", ("o", "g", filters), "i"), "o", adjacent_channels(y, 1, filters))
+        filter_ = _Operand("w", w, _filter_steps(w, filters), "c", adjacent_channels(w, 1, channels))
         self.rows: Indices
         self.columns: Indices
         self.reduction: Indices
@@ -276,7 +276,7 @@ def _filter_steps(w: Array, filters: int) -> dict[str, int]:
     return {"o": w.strides[0] // size, "g": w.strides[0] // size * filters, "c": w.strides[1] // size, **taps}
 
 
-def _vector(array: Array, axis: int, channels: int) -> int:
+def adjacent_channels(array: Array, axis: int, channels: int) -> int:
     """Return the number of adjacent channels that a thread reads at once: 16 bytes, or one if channels are not adjacent and aligned."""
     vector = WIDEST // int(array.itemsize)
     others = [stride for k, (stride, n) in enumerate(zip(array.strides, array.shape, strict=True)) if k != axis and n > 1]
