@@ -169,13 +169,14 @@ class BatchMoments(Op):
         return Rule(f"{letters[: self.axis]}{channel}{letters[self.axis + 1 :]}->{channel},{channel},{channel}")
 
     def kernel(self, xp: Xp, x: Array, mean: Array, variance: Array, corrected: Array) -> None:
-        rows = xp.moveaxis(x, self.axis, -1).reshape(-1, x.shape[self.axis])
-        share = 1.0 / max(rows.shape[0], 1)
-        first = rows.sum(0) * share
-        centred = rows - first
-        rest = centred.sum(0) * share
+        others = tuple(axis for axis in range(x.ndim) if axis != self.axis)
+        wide = [n if axis == self.axis else 1 for axis, n in enumerate(x.shape)]
+        share = 1.0 / max(x.size // max(mean.size, 1), 1)
+        first = x.sum(others) * share
+        centred = x - first.reshape(wide)
+        rest = centred.sum(others) * share
         mean[...] = first + rest
-        variance[...] = xp.maximum((centred * centred).sum(0) * share - rest * rest, 0)
+        variance[...] = xp.maximum((centred * centred).sum(others) * share - rest * rest, 0)
         corrected[...] = variance * self.correction
 
     @classmethod

@@ -124,7 +124,7 @@ class _Halving:
         fitted = tuple(self._cast(now, dtype) if was.dtype is float32 else now for was, now in zip(node.inputs, inputs, strict=True))
         outputs = self.tracer.again(node, fitted)
         if node in self.rounded and self.shown.isdisjoint(node.outputs):
-            outputs = [self._cast(value, self.half) for value in outputs]
+            outputs = tuple(self._cast(value, self.half) for value in outputs)
         return tuple(self._as_shown(was, now) for was, now in zip(node.outputs, outputs, strict=True))
 
     def _dtype(self, node: Node, inputs: tuple[Value, ...]) -> DType:
