@@ -27,7 +27,7 @@ def split_casts(ordered: Ordered) -> Ordered:
         return ordered
     fixed = {value for _, value in program.fetches} | set(program.results) | set(program.updates.values())
     fixed.update(value for step in ordered.epilogue for value in step.inputs)
-    fixed.update(value for step in ordered.body for value in _overwritten(step))
+    fixed.update(value for step in ordered.body for value in _updated_in_place(step))
     readers: dict[LocalValue, int] = {}
     for step in ordered.body:
         for value in dict.fromkeys(step.inputs):
@@ -49,7 +49,7 @@ def widens(step: LocalInstruction) -> bool:
     return isinstance(step.action, Cast) and step.inputs[0].type.dtype.is_half and step.outputs[0].type.dtype is float32
 
 
-def _overwritten(step: LocalInstruction) -> Iterator[LocalValue]:
+def _updated_in_place(step: LocalInstruction) -> Iterator[LocalValue]:
     """Yield the inputs whose memory the instruction overwrites."""
     if isinstance(step.action, Op):
         yield from (step.inputs[i] for i in step.action.alias.values())

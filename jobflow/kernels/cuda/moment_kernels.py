@@ -1,6 +1,6 @@
 """Mean and variance of each channel on GPUs: one kernel that reads x once, and a small one that combines its parts.
 
-A block has a part of the rows and a tile of channels.  A thread computes the mean and the sum of squared differences of a few rows in registers, and
+A block has a part of the rows and a tile of channels.  A thread computes the mean and the sum of squared differences of a few rows in registers.  It
 combines them with those of its earlier rows (Chan, Golub and LeVeque 1979).  All elements are relative to the first element of their channel.  So
 large means neither cancel nor lose digits.  Threads and parts are combined in order, so equal inputs give equal bits.
 
