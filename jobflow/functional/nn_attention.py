@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
+import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
-from jobflow.core.types import DType, bool_
+from jobflow.core.types import DType, TensorType, bool_, float32, int64
 from jobflow.core.types import Tensor as Value
-from jobflow.functional.nn_base import composed, real
+from jobflow.functional.nn_base import composed, draw_for, real
 from jobflow.functional.nn_linear import dropout
 from jobflow.functional.promotion import cast, rounded_once
 from jobflow.functional.typed import Tensor
+from jobflow.kernels import registry
+from jobflow.kernels.target import Target
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
+from jobflow.ops.attention import Attention
+from jobflow.ops.attention_dropout import WeightRows
 from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.matmul import matmul
 from jobflow.ops.softmax import causal_softmax, softmax
 from jobflow.ops.source import constant
 from jobflow.ops.triangle import tril
+from jobflow.tensors.gpus import gpu_of
+from jobflow.tensors.run import Running, run
+from jobflow.tensors.state import state
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -100,7 +110,6 @@ def weighted_values(weights: Tensor, value: Tensor) -> Value:
     return matmul(weights, value)
 
 
-@rounded_once
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -127,12 +136,56 @@ def scaled_dot_product_attention(
     if enable_gqa:
         key, value = _with_heads_of(query, key), _with_heads_of(query, value)
     lead = _check(query, key, value, attn_mask)
-    if attn_mask is not None and attn_mask.dtype is not bool_:
-        attn_mask = cast(attn_mask, query.dtype)
     query, key, value = (_repeated(x, lead) for x in (query, key, value))
     factor = 1.0 / math.sqrt(query.tensor_type.shape[-1] or 1) if scale is None else real("scaled_dot_product_attention", "scale", scale)
-    weights = attention_weights(query, key, attn_mask, is_causal, factor)
-    return weighted_values(dropout(weights, dropout_p), value)
+    y = one_operation(query, key, value, attn_mask, is_causal, factor, dropout_p)
+    return _chain(query, key, value, attn_mask, is_causal, factor, dropout_p) if y is None else y
+
+
+@rounded_once
+def _chain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, rate: float) -> Tensor:
+    if mask is not None and mask.dtype is not bool_:
+        mask = cast(mask, query.dtype)
+    return weighted_values(dropout(attention_weights(query, key, mask, causal, scale), rate), value)
+
+
+def one_operation(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, rate: float) -> Tensor | None:
+    """Return attention computed by one operation, for eager tensors on a GPU with a kernel for these operands; None for others.
+
+    The condition is that of `compiler.front.merge_attention`: float64, heads of more than 128 elements and tensors of two axes use the chain.
+    """
+    if not state().gpus or not 0.0 <= real("dropout", "p", rate) < 1.0 or not _run_at_once(query, key, value):
+        return None
+    gpu, half = gpu_of(query.array), scope.current().autocast
+    if gpu is None or query.ndim < 3 or not query.dtype is key.dtype is value.dtype:
+        return None
+    dtype = half if half is not None and query.dtype is float32 else query.dtype
+    if mask is not None and mask.dtype is not bool_:
+        mask = cast(mask, dtype)
+    op = Attention(scale, 0 if causal else None, has_mask=mask is not None, masked=causal or mask is not None, rate=float(rate))
+    types = [x.tensor_type.with_dtype(dtype) for x in (query, key, value)] + ([] if mask is None else [mask.tensor_type])
+    rows = WeightRows(key.shape[-2])
+    types += [rows.infer(types[0]), TensorType((1,), int64)] if rate else []
+    if not _accepted(op, gpu.target, *types):
+        return None
+    operands = [query, key, value, *([] if mask is None else [mask])]
+    if rate:
+        name, seed, counter = draw_for(query)
+        op = replace(op, key=name, seed=seed)
+        operands += [run(rows, query.detach()), counter]
+    y: Tensor = run(op, *operands)[0]
+    return y
+
+
+def _run_at_once(*inputs: Tensor) -> bool:
+    """Return True if operations of these local tensors run eagerly."""
+    now = scope.current()
+    return (now.interpreter is None or isinstance(now.interpreter, Running)) and all(x.layout is None and x.traced is None for x in inputs)
+
+
+@lru_cache(1024)
+def _accepted(op: Attention, target: Target, *types: TensorType) -> bool:
+    return registry.accepts(op, target, types, op.infer(*types))
 
 
 # -------------------------------------------------------------------- heads

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
-from jobflow.functional.nn_base import chosen_reduction, formula, one_of, one_type, reduced
+from jobflow.functional.nn_base import chosen_reduction, composed, formula, one_of, one_type, reduced
 from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops.index import gather
 from jobflow.ops.likelihood import negative_log_likelihood
+from jobflow.ops.logit_likelihood import class_cross_entropy, label_cross_entropy
 from jobflow.ops.softmax import log_softmax
+from jobflow.ops.source import constant
 
 __all__ = ["cross_entropy", "nll_loss"]
 
@@ -48,38 +51,50 @@ def _counted(target: Tensor, ignored: int) -> Value:
     return ew.not_equal(labels, ew.fill_like(labels, ignored))
 
 
-def _label_weights(x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
-    """Return the weight of each label in the type of x; 0 for ignored labels."""
+def _label_weights(loss: Value, target: Tensor, weight: Value | None, ignored: int) -> Value:
+    """Return the weight of each label in the type of the loss; 0 for ignored labels."""
     counts = _counted(target, ignored)
     if weight is None:
-        return ew.cast(counts, x.tensor_type.dtype)
+        return ew.cast(counts, loss.tensor_type.dtype)
     weights = gather(weight, target, 0)  # 0 for a label that is not a class
     return ew.where(counts, weights, ew.fill_like(weights, 0.0))
 
 
-def _likelihood(what: str, logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int, reduction: str, smoothing: float) -> Value:
-    axis = _axis(x)
-    loss = negative_log_likelihood(logs, target, axis, ignored, what=what)
-    weights = None if weight is None and reduction != "mean" and not smoothing else _label_weights(x, target, weight, ignored)
+def _reduced(
+    loss: Value, target: Tensor, weight: Value | None, ignored: int, reduction: str, spread: Value | None = None, smoothing: float = 0.0
+) -> Value:
+    """Return the losses of labels, multiplied by the weights of their classes and by 1 - smoothing, plus `spread`, after the reduction."""
+    weights = None if weight is None and reduction != "mean" else _label_weights(loss, target, weight, ignored)
     if weight is not None and weights is not None:
         loss = ew.multiply(loss, weights)
-    if smoothing:
-        loss = ew.add(ew.scale(loss, 1.0 - smoothing), ew.scale(_spread(logs, x, target, weight, ignored), smoothing / x.tensor_type.shape[axis]))
+    loss = loss if spread is None else ew.add(ew.scale(loss, 1.0 - smoothing), spread)
     if reduction != "mean":
         return reduced("nll_loss", loss, reduction)
     assert weights is not None
     return ew.divide(rd.reduce_sum(loss), rd.reduce_sum(weights))
 
 
-def _by_class(each: Value, x: Tensor, weight: Tensor | None) -> Value:
+def _by_class(each: Value, x: Tensor, weight: Value | None) -> Value:
     """Return values per class of x, multiplied by the class weights."""
     return each if weight is None else ew.multiply(each, sh.reshape(weight, (-1,) + (1,) * (x.tensor_type.ndim - 1 - _axis(x))))
 
 
-def _spread(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
-    """Return -sum over the classes of weight * log p; 0 for ignored labels."""
-    total = ew.negate(rd.reduce_sum(_by_class(logs, x, weight), (_axis(x),)))
-    return ew.where(_counted(target, ignored), total, ew.fill_like(total, 0.0))
+def _is_one_operation(x: Tensor, of_all_classes: bool) -> bool:
+    """Return True if the loss is one operation that reads the logits x; otherwise, it is computed from their log-probabilities.
+
+    Global tensors have the layouts of the two functions.  Sums over all classes keep their order for logits that are not half precision.
+    """
+    return getattr(x, "layout", None) is None and (x.tensor_type.dtype.is_half or not of_all_classes)
+
+
+def _spread(x: Tensor, logs: Value | None, target: Tensor, weight: Value | None, ignored: int, smoothing: float) -> Value:
+    """Return -smoothing / classes times the sum over the classes of weight * log p; 0 for ignored labels."""
+    classes = x.tensor_type.shape[_axis(x)]
+    if logs is None:
+        total = class_cross_entropy(x, constant(1.0, (classes,), x.tensor_type.dtype.arithmetic) if weight is None else weight, _axis(x))
+    else:
+        total = ew.negate(rd.reduce_sum(_by_class(logs, x, weight), (_axis(x),)))
+    return ew.scale(ew.where(_counted(target, ignored), total, ew.fill_like(total, 0.0)), smoothing / classes)
 
 
 @formula
@@ -100,10 +115,11 @@ def nll_loss(
     reduction = chosen_reduction("nll_loss", size_average, reduce, reduction)
     one_of("nll_loss", "reduction", reduction, ("mean", "sum", "none"))
     _check("nll_loss", input, target, weight)
-    return _likelihood("nll_loss", input, input, target, weight, ignore_index, reduction, 0.0)
+    loss = negative_log_likelihood(input, target, _axis(input), ignore_index, what="nll_loss")
+    return _reduced(loss, target, weight, ignore_index, reduction)
 
 
-@formula
+@composed
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -142,18 +158,38 @@ def cross_entropy(
             )
         return _of_probabilities(input, target, weight, reduction=reduction, smoothing=label_smoothing)
     _check(what, input, target, weight)
-    return _likelihood(what, log_softmax(input, axis), input, target, weight, ignore_index, reduction, label_smoothing)
+    logs = None if _is_one_operation(input, bool(label_smoothing)) else log_softmax(ew.cast(input, input.tensor_type.dtype.arithmetic), axis)
+    if logs is None:
+        loss = label_cross_entropy(input, target, axis, ignore_index, what=what)
+    else:
+        loss = negative_log_likelihood(logs, target, axis, ignore_index, what=what)
+    weight = None if weight is None else _in_single(weight, input)  # type: ignore[assignment]
+    spread = None
+    if label_smoothing:
+        spread = _spread(input, logs, target, weight, ignore_index, label_smoothing)
+    return _as_input(_reduced(loss, target, weight, ignore_index, reduction, spread, label_smoothing), input)
+
+
+def _in_single(x: Tensor, input: Tensor) -> Value:
+    """Return x in float32 if x and `input` have the same type in half precision."""
+    return ew.cast(x, input.tensor_type.dtype.arithmetic) if x.tensor_type.dtype is input.tensor_type.dtype else x
+
+
+def _as_input(loss: Value, input: Tensor) -> Value:
+    """Return the loss in the type of the input; in float32 for half precision under `autocast`."""
+    return loss if scope.current().autocast is not None else ew.cast(loss, input.tensor_type.dtype)
 
 
 @one_type
-@formula
+@composed
 def _of_probabilities(x: Tensor, target: Tensor, weight: Tensor | None, *, reduction: str, smoothing: float) -> Value:
-    return _with_probabilities(log_softmax(x, _axis(x)), x, target, weight, reduction, smoothing)
-
-
-def _with_probabilities(logs: Value, x: Tensor, target: Value, weight: Tensor | None, reduction: str, smoothing: float) -> Value:
-    axis, classes = _axis(x), x.tensor_type.shape[_axis(x)]
+    weights: Value = target if weight is None and not smoothing else _in_single(target, x)
     if smoothing:
-        target = ew.shift(ew.scale(target, 1.0 - smoothing), smoothing / classes)
-    loss = ew.negate(rd.reduce_sum(ew.multiply(logs, _by_class(target, x, weight)), (axis,)))
-    return reduced("cross_entropy", loss, reduction)
+        weights = ew.shift(ew.scale(weights, 1.0 - smoothing), smoothing / x.tensor_type.shape[_axis(x)])
+    weights = _by_class(weights, x, None if weight is None else _in_single(weight, x))
+    if _is_one_operation(x, True):
+        loss = class_cross_entropy(x, weights, _axis(x))
+    else:
+        wide = ew.cast(x, x.tensor_type.dtype.arithmetic)
+        loss = ew.negate(rd.reduce_sum(ew.multiply(log_softmax(wide, _axis(x)), ew.cast(weights, wide.tensor_type.dtype)), (_axis(x),)))
+    return _as_input(reduced("cross_entropy", loss, reduction), x)

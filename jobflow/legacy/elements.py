@@ -16,11 +16,11 @@ from jobflow.legacy.job_dispatch import ALIAS, alias, all_of, traced
 from jobflow.legacy.operands import fitting, positive_shape, spans
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
-from jobflow.ops import loss as ls
 from jobflow.ops import shape as sh
 from jobflow.ops import slice_update as su
 from jobflow.ops import slices as sl
 from jobflow.ops import sort as st
+from jobflow.ops.margin_loss import combined_margin
 from jobflow.ops.op import normal_axis
 from jobflow.ops.runtime_assertions import assert_bounds
 
@@ -163,7 +163,7 @@ def margins(x: Tensor, label: Tensor, m1: float, m2: float, m3: float, name: Nam
         )
     for word, number in (("m1", m1), ("m2", m2), ("m3", m3)):
         fitting(f"combined_margin_loss: {word}", number, x.tensor_type.dtype)
-    return ls.combined_margin(x, sh.reshape(label, x.tensor_type.shape[:1]), float(m1), float(m2), float(m3), name=name)
+    return combined_margin(x, sh.reshape(label, x.tensor_type.shape[:1]), float(m1), float(m2), float(m3), name=name)
 
 
 def square_sum(x: Tensor, name: Name = None) -> Tensor:

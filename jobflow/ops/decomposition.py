@@ -18,7 +18,7 @@ from jobflow.ops.axes import reshape
 from jobflow.ops.op import types_tuple
 from jobflow.ops.pointwise import Pointwise
 from jobflow.ops.reduce import reduce_max, reduce_sum
-from jobflow.ops.scalar import clip, negate, scale, shift
+from jobflow.ops.scalar import cast, clip, negate, scale, shift
 from jobflow.ops.transcendental import exp, log, rsqrt, sqrt, square
 
 _UNARY: dict[str, Callable[..., Tensor]] = {"negative": negate, "exp": exp, "log": log, "sqrt": sqrt, "rsqrt": rsqrt}
@@ -39,7 +39,7 @@ def decomposed(op: Pointwise, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     axes, shape = max(zip(words, (type.shape for type in types), strict=True), key=lambda pair: len(pair[0]))
     row = tuple(i for i, name in enumerate(axes) if name.isupper())
     rest = tuple(i for i in range(len(axes)) if i not in row)
-    operands = [_aligned(x, word, axes) for x, word in zip(inputs, words, strict=True)]
+    operands = [_aligned(cast(x, x.tensor_type.dtype.arithmetic), word, axes) for x, word in zip(inputs, words, strict=True)]
     values: dict[Expression, Any] = {}
     outputs = op.output_expressions(*op.read(*types))
     for x in in_order(outputs):
@@ -62,7 +62,7 @@ def decomposed(op: Pointwise, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             case _:
                 values[x] = _elementwise(op, x.primitive, first, second)
     results = zip((values[y] for y in outputs), types_tuple(op.infer(*types)), strict=True)
-    return tuple(y if y.tensor_type.shape == type.shape else reshape(y, type.shape) for y, type in results)
+    return tuple(cast(y if y.tensor_type.shape == type.shape else reshape(y, type.shape), type.dtype) for y, type in results)
 
 
 def _aligned(x: Tensor, word: str, axes: str) -> Tensor:

@@ -31,7 +31,7 @@ def _marks(ndim: int, axis: int) -> tuple[str, str]:
     return whole[:axis] + whole[axis + 1 :], whole
 
 
-def _unless_ignored(f: Any, labels: Any, ignored: int | None, value: Any) -> Any:
+def unless_ignored(f: Any, labels: Any, ignored: int | None, value: Any) -> Any:
     return value if ignored is None else f.where(f.not_equal(labels, ignored), value, 0.0)
 
 
@@ -69,7 +69,7 @@ class NegativeLogLikelihood(Indexed):
 
     def formula(self, f: Any, x: Any, labels: Any) -> Any:
         at = f.cast(labels, int64)
-        return _unless_ignored(f, at, self.ignored, -f.row_element(x, at - self.offset if self.offset else at))
+        return unless_ignored(f, at, self.ignored, -f.row_element(x, at - self.offset if self.offset else at))
 
     def grad(self, x: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
         return call(NegativeLogLikelihoodGrad(self.axis, x.tensor_type.shape[self.axis], self.ignored), labels, dloss), None
@@ -110,7 +110,7 @@ class NegativeLogLikelihoodGrad(Indexed):
     def formula(self, f: Any, labels: Any, dloss: Any) -> Any:
         at = f.cast(labels, int64)
         hit = f.equal(f.index(-1), at - self.offset if self.offset else at)
-        return f.where(hit, _unless_ignored(f, at, self.ignored, -dloss), 0.0)
+        return f.where(hit, unless_ignored(f, at, self.ignored, -dloss), 0.0)
 
     def grad(self, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return None, call(NegativeLogLikelihood(self.axis, self.ignored), ddx, labels)

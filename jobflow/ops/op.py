@@ -118,12 +118,15 @@ class Op(Frozen):
     precision: ClassVar[Precision] = "single"
     #: indices of inputs that take the element type of the other inputs in mixed precision, such as the bias of a product
     adapting: ClassVar[frozenset[int]] = frozenset()
+    #: indices of inputs that mixed precision does not cast to float32: the op converts their elements, and its results are float32
+    reads_half: ClassVar[frozenset[int]] = frozenset()
 
     def autocast_dtype(self, half: DType, types: Sequence[TensorType]) -> DType | None:
         """Return the element type to which mixed precision casts floating point inputs of the types `types`, or None for no cast.
 
         Products are computed in `half`, and the category "single" in float32.  Any other op is computed in the widest type of its inputs: in half
-        precision if all are, otherwise in float32.  `adapting` inputs and tensors without axes do not count.  Float64 is never cast.
+        precision if all are, otherwise in float32.  `adapting` inputs and tensors without axes do not count.  Float64 is never cast, and inputs
+        in half precision that the op `reads_half` are not either.
         """
         floats = [type.dtype for type in types if type.dtype.is_float]
         if not floats or float64 in floats:
@@ -133,7 +136,12 @@ class Op(Frozen):
         else:
             counted = {type.dtype for i, type in enumerate(types) if type.dtype.is_float and type.shape and i not in self.adapting} or set(floats)
             target = counted.pop() if len(counted) == 1 else float32
-        return None if all(dtype is target for dtype in floats) else target
+        others = [type.dtype for i, type in enumerate(types) if type.dtype.is_float and not self.reads_as_is(i, type)]
+        return None if all(dtype is target for dtype in others) else target
+
+    def reads_as_is(self, index: int, type: TensorType) -> bool:
+        """Return True if mixed precision casts an input of this type for no category of ops."""
+        return index in self.reads_half and type.dtype.is_half
 
     #: when a compiled loop is faster than array functions in eager execution; "if large": for operands with many elements
     faster_compiled: ClassVar[Literal["always", "if large", "never"]] = "if large"

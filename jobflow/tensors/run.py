@@ -108,7 +108,11 @@ def autocasted(half: DType, op: Op, inputs: Sequence[T]) -> tuple[T, ...]:
     if dtype is None:
         return tuple(inputs)
     with scope.using(autocast=None):
-        return tuple([run(Cast(dtype), x) if x.tensor_type.dtype.is_float and x.tensor_type.dtype is not dtype else x for x in inputs])
+        return tuple([run(Cast(dtype), x) if _is_cast(op, i, x.tensor_type, dtype) else x for i, x in enumerate(inputs)])
+
+
+def _is_cast(op: Op, index: int, type: TensorType, dtype: DType) -> bool:
+    return type.dtype.is_float and type.dtype is not dtype and not op.reads_as_is(index, type)
 
 
 def run_several(op: Op, *inputs: T) -> tuple[T, ...]:

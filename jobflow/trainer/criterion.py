@@ -26,10 +26,9 @@ from jobflow.data.samples import Samples, Stream
 from jobflow.legacy.loss_functions import class_labels
 from jobflow.nn.modules.module import Module
 from jobflow.ops.axes import transpose
-from jobflow.ops.likelihood import negative_log_likelihood
+from jobflow.ops.logit_likelihood import label_cross_entropy
 from jobflow.ops.op import apply
 from jobflow.ops.runtime_assertions import RuntimeAssertion, check
-from jobflow.ops.softmax import log_softmax
 from jobflow.ops.source import Literal
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.schema import CLASS_LOSSES
@@ -117,7 +116,7 @@ class Criterion:
         accuracy = arrays.cast(math.equal(math.argmax(scores), targets), float32)
         if not self.smoothing and self.configured is None:
             # not the legacy loss, which is at most -log(1e-20)
-            loss = negative_log_likelihood(log_softmax(scores), targets, kind.ndim - 1, what=self.name, name=name)
+            loss = arrays.cast(label_cross_entropy(scores, targets, kind.ndim - 1, what=self.name, name=name), kind.dtype)
             return {"loss": loss, "accuracy": accuracy}
         rows: Any = scores if kind.ndim == 2 else arrays.reshape(scores, [-1, kind.shape[-1]])
         loss = functional.cross_entropy(

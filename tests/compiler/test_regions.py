@@ -198,8 +198,9 @@ def test_unread_outputs_are_not_computed() -> None:
 def test_a_loss_and_its_gradient_are_one_region() -> None:
     def body(tracer: Tracer) -> Any:
         labels = tracer.input("labels", TensorType((8,), int64))
-        loss, prob = apply(SparseSoftmaxCrossEntropy(), x_of(tracer, 8, 4), labels)
-        return apply(SparseSoftmaxCrossEntropyGrad(), prob, labels, fill_like(loss, 0.125)), loss
+        logits = x_of(tracer, 8, 4)
+        loss, *rows = apply(SparseSoftmaxCrossEntropy(), logits, labels)
+        return apply(SparseSoftmaxCrossEntropyGrad(), logits, labels, *rows, fill_like(loss, 0.125)), loss
 
     assert regions(ordered(trace(body))) == [["sparsesoftmaxcrossentropy", "filllike", "sparsesoftmaxcrossentropygrad"]]
 

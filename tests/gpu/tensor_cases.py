@@ -224,6 +224,24 @@ def network() -> Any:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 3))
 
 
+def attended(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """Return attention, and the gradients of a weighted sum."""
+    y = F.scaled_dot_product_attention(q, k, v, **options)
+    weights = flow.tensor(np.random.default_rng(8).choice([-1.0, 2.0], tuple(y.shape)).astype(np.float32), device=y.device)
+    return [y.detach(), *flow.autograd.grad((y.float() * weights).sum(), (q, k, v))]
+
+
+@case
+def attention_of_tensors(device: str) -> Any:
+    flow.manual_seed(5)
+    q, k, v = on(device, (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8), grad=True)
+    mask = flow.tensor(data(5, 7) > 0.7, device=device)
+    results = attended(q, k, v, enable_gqa=True) + attended(q, k, v, enable_gqa=True, attn_mask=mask, dropout_p=0.25)
+    half = [x.detach().bfloat16().requires_grad_() for x in (q, q, q)]
+    y, _, _, dv = attended(*half, is_causal=True)  # in half precision, differences of rounded products make up the other gradients
+    return [*results, y, dv]
+
+
 @case
 def modules(device: str) -> Any:
     flow.manual_seed(0)
@@ -381,6 +399,7 @@ launch("mean", lambda x: x.mean(), (64, 32))
 launch("softmax", lambda x: F.softmax(x, 1), (64, 32))
 launch("layer norm", lambda x: F.layer_norm(x, (32,)), (64, 32))
 launch("gelu", lambda x: F.gelu(x), (64, 32))
+launch("attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *[(2, 4, 64, 32)] * 3)
 launch("product", lambda x, y: x @ y, (64, 32), (32, 16))
 launch("batched product", lambda x, y: x @ y, (4, 64, 32), (4, 32, 16))
 launch("linear", lambda x, w, b: F.linear(x, w, b), (64, 32), (16, 32), (16,))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import plan_counts
 import pytest
 
+from jobflow.plan.plan import Compute
+
 RECORDED = dict(line.split("; ", 1) for line in plan_counts.TARGET.read_text(encoding="utf-8").splitlines())
 
 
@@ -20,6 +22,16 @@ def test_a_plan_has_the_recorded_counts(model: tuple[str, str, str]) -> None:
 
 def columns(figures: str) -> dict[str, float]:
     return {name: float(number.replace(",", "")) for name, number in (figure.rsplit(" ", 1) for figure in figures.split("; "))}
+
+
+def test_no_value_of_the_size_of_the_logits_is_float32() -> None:
+    """The loss reads logits in half precision, and its gradient overwrites them."""
+    size = plan_counts.SMALL
+    plan = plan_counts.gpu_plan(plan_counts.gpt_job(size, plan_counts.TYPES["bfloat16"]), plan_counts.TABLES["cublasLt"])
+    slots = [{*call.inputs, *call.outputs} for call in plan.instructions if isinstance(call, Compute)]
+    logits = [{slot for slot in each if slot.type.shape == (size.batch * size.length, size.words)} for each in slots]
+    assert {slot.type.dtype.name for each in logits for slot in each} == {"bfloat16"}
+    assert len([each for each in logits if each]) == 5 and len(set().union(*logits)) == 1, "head, loss, its gradient and two products"
 
 
 def test_separate_casts_convert_gradients_of_weights_without_cublaslt() -> None:

@@ -204,6 +204,75 @@ def test_gradients_of_normalizations_in_bfloat16_equal_float64(case: str) -> Non
                 assert error <= LAW, f"{case}: {error:.2e}"
 
 
+#: relative error of one rounding to bfloat16
+ROUNDING = 1.01 / 256
+LABELS = np.random.default_rng(5).integers(0, 48, 16)
+LABELS[3] = -100
+SHARES = np.random.default_rng(6).dirichlet(np.ones(48), 16).astype(np.float32)
+WEIGHTS = np.random.default_rng(7).uniform(0.5, 1.5, 48).astype(np.float32)
+#: losses of logits [16, 48] as functions of tensors
+LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "labels": lambda x, t: F.cross_entropy(x, t(LABELS)),
+    "weights": lambda x, t: F.cross_entropy(x, t(LABELS), t(WEIGHTS), reduction="sum"),
+    "smoothing": lambda x, t: F.cross_entropy(x, t(LABELS), label_smoothing=0.1),
+    "probabilities": lambda x, t: F.cross_entropy(x, t(SHARES), reduction="sum"),
+    "images": lambda x, t: F.cross_entropy(x.reshape(2, 8, 48).transpose(1, 2), t(LABELS).reshape(2, 8)),
+}
+#: losses of jobs as functions of logits, labels and probabilities
+JOB_LOSSES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "labels": lambda x, labels, shares: flow.nn.sparse_softmax_cross_entropy_with_logits(labels, x),
+    "split labels": lambda x, labels, shares: flow.nn.distributed_sparse_softmax_cross_entropy_with_logits(labels, x),
+    "probabilities": lambda x, labels, shares: flow.nn.softmax_cross_entropy_with_logits(shares, x),
+}
+
+
+def gradient_of_loss(case: str, logits: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+    """Return the gradient of the logits, which have half precision unless `dtype` is float64."""
+
+    def tensor(array: np.ndarray[Any, Any]) -> Any:
+        return flow.tensor(array, dtype=dtype if array.dtype.kind == "f" else None)
+
+    x = tensor(logits).requires_grad_()
+    if dtype is flow.float64:
+        loss = LOSSES[case](x, tensor)
+    else:
+        with flow.autocast("cpu"):
+            loss = LOSSES[case](x.bfloat16(), tensor)
+        assert loss.dtype is SINGLE
+    loss.backward()
+    return x.grad.numpy()
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_gradients_of_losses_from_logits_in_bfloat16_equal_float64(case: str) -> None:
+    logits = (np.random.default_rng(4).integers(-127, 128, (16, 48)) / 16).astype(np.float32)
+    ours, expected = (gradient_of_loss(case, logits, dtype) for dtype in (SINGLE, flow.float64))
+    roundings = 2 if case == "smoothing" else 1  # the sum of two gradients
+    np.testing.assert_allclose(ours, expected, rtol=roundings * ROUNDING, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", JOB_LOSSES)
+def test_losses_of_jobs_read_logits_in_half_precision(case: str) -> None:
+    logits = (np.random.default_rng(4).integers(-127, 128, (16, 48)) / 16).astype(np.float32)
+    changes = []
+    for config in (mixed(), flow.function_config()):
+        flow.clear_default_session()
+
+        def body(labels: Any, shares: Any) -> Any:
+            x = flow.get_variable("x", logits.shape, initializer=flow.zeros_initializer())
+            loss = JOB_LOSSES[case](flow.amp_white_identity(x), labels, shares)
+            sgd(1.0).minimize(loss)
+            return loss
+
+        job = declare(body, tp.Numpy.Placeholder((16,), dtype=flow.int64), tp.Numpy.Placeholder((16, 48)), type="train", config=config)
+        flow.load_variables({"x": logits})
+        job(np.abs(LABELS) % 48, SHARES)
+        changes.append(values()["x"] - logits)
+        gradients = [value for node in nodes(job) if type(node.op).__name__.endswith("EntropyGrad") for value in (node.inputs[0], *node.outputs)]
+        assert {value.dtype for value in gradients} == {HALF if len(changes) == 1 else SINGLE}
+    np.testing.assert_allclose(*changes, rtol=ROUNDING, atol=2e-6)
+
+
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 

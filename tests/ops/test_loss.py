@@ -15,6 +15,7 @@ from jobflow.core.types import type_of
 from jobflow.kernels import registry
 from jobflow.kernels.target import CPU
 from jobflow.ops import elementwise_loss, loss
+from jobflow.ops.margin_loss import CombinedMargin
 from jobflow.ops.op import Op
 from jobflow.ops.pointwise import ElementwiseGrad
 from jobflow.ops.softmax import CausalSoftmax, Softmax
@@ -32,19 +33,21 @@ def bound(op: Op, inputs: list[Array], outputs: list[Array]) -> list[Array]:
 
 def test_large_logits() -> None:
     """Nothing overflows; a probability of zero counts as 1e-20."""
-    value, prob = laws.run(loss.SparseSoftmaxCrossEntropy(), [LOGITS, np.array([2, 1])])
+    labels = np.array([2, 1])
+    value, *rows = laws.run(loss.SparseSoftmaxCrossEntropy(), [LOGITS, labels])
     rest = 4.0 - np.log(np.exp([3.0, 4.0, 5.0]).sum())
     np.testing.assert_allclose(value, [-np.log(1e-20), -rest], rtol=1e-12)
-    np.testing.assert_allclose(prob[0], [1, 0, 0])
+    (dx,) = laws.run(loss.SparseSoftmaxCrossEntropyGrad(), [LOGITS, labels, *rows, np.ones(2)])
+    np.testing.assert_allclose(dx[0], [1, 0, -1])
 
 
 def test_a_margin_of_the_cosine_alone() -> None:
     """No angle is computed: the angle of a cosine of 1 has no derivative, and rounded cosines above 1 have no angle."""
     cosines, ids, dy = np.array([[1 + 1e-7, 0.5], [0.25, 1.0]]), np.array([0, 1]), np.array([[2.0, 3.0], [4.0, 5.0]])
-    y, _ = laws.run(loss.CombinedMargin(1.0, 0.0, 0.25), [cosines, ids])
+    y, _ = laws.run(CombinedMargin(1.0, 0.0, 0.25), [cosines, ids])
     np.testing.assert_allclose(y, cosines - 0.25 * np.eye(2), rtol=1e-12)
     x = flow.tensor(cosines, requires_grad=True)
-    run_several(loss.CombinedMargin(1.0, 0.0, 0.25), x, flow.tensor(ids))[0].backward(flow.tensor(dy))
+    run_several(CombinedMargin(1.0, 0.0, 0.25), x, flow.tensor(ids))[0].backward(flow.tensor(dy))
     np.testing.assert_array_equal(x.grad.numpy(), dy)
 
 
@@ -71,8 +74,8 @@ def test_rejected_labels_do_not_stop_the_kernel(label: int) -> None:
     labels = np.array([0, label])
     for op in (loss.SparseSoftmaxCrossEntropy(), loss.SparseCrossEntropy()):
         laws.run(op, [abs(LOGITS), labels])
-    bound(loss.SparseSoftmaxCrossEntropy(), [LOGITS, labels], [np.empty(2), np.empty((2, 3))])
-    bound(loss.SparseSoftmaxCrossEntropyGrad(), [LOGITS, labels, np.ones(2)], [np.empty((2, 3))])
+    rows = bound(loss.SparseSoftmaxCrossEntropy(), [LOGITS, labels], [np.empty(2) for _ in range(3)])[1:]
+    bound(loss.SparseSoftmaxCrossEntropyGrad(), [LOGITS, labels, *rows, np.ones(2)], [np.empty((2, 3))])
 
 
 def test_mismatched_labels_raise() -> None:
@@ -88,12 +91,12 @@ def test_mismatched_labels_raise() -> None:
 def test_many_rows_in_blocks(kind: type) -> None:
     random = np.random.default_rng(0)
     logits, labels, dloss = random.standard_normal((3000, 60)), random.integers(0, 60, 3000).astype(kind), random.standard_normal(3000)
-    value, prob = laws.run(loss.SparseSoftmaxCrossEntropy(), [logits, labels])
-    ours = bound(loss.SparseSoftmaxCrossEntropy(), [logits, labels], [np.empty(3000), np.empty((3000, 60))])
-    np.testing.assert_allclose(ours[0], value, rtol=1e-10)
-    np.testing.assert_allclose(ours[1], prob, rtol=1e-10)
-    (dx,) = bound(loss.SparseSoftmaxCrossEntropyGrad(), [prob, labels, dloss], [np.empty((3000, 60))])
-    np.testing.assert_allclose(dx, laws.run(loss.SparseSoftmaxCrossEntropyGrad(), [prob, labels, dloss])[0], rtol=1e-10, atol=1e-12)
+    value, *rows = laws.run(loss.SparseSoftmaxCrossEntropy(), [logits, labels])
+    ours = bound(loss.SparseSoftmaxCrossEntropy(), [logits, labels], [np.empty(3000) for _ in range(3)])
+    for result, expected in zip(ours, (value, *rows), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-10)
+    (dx,) = bound(loss.SparseSoftmaxCrossEntropyGrad(), [logits, labels, *rows, dloss], [np.empty((3000, 60))])
+    np.testing.assert_allclose(dx, laws.run(loss.SparseSoftmaxCrossEntropyGrad(), [logits, labels, *rows, dloss])[0], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("shape", "diagonal"), [((3, 5, 100, 100), 0), ((70, 37, 50), 5), ((4, 64, 20), 0), ((2, 1, 8), 3)])
@@ -110,12 +113,10 @@ def test_split_classes_give_the_same() -> None:
     """The ops that exchange a maximum and a sum equal the plain loss and its gradient, which the laws cannot check."""
     random = np.random.default_rng(0)
     logits, labels, dloss = 5 * random.standard_normal((4, 9)), np.array([0, 8, 3, 3]), random.standard_normal(4)
-    value, prob = laws.run(loss.SparseSoftmaxCrossEntropy(), [logits, labels])
+    value, *rows = laws.run(loss.SparseSoftmaxCrossEntropy(), [logits, labels])
     with scope.using(interpreter=laws.Immediate()):
         x, z = laws.Result(logits), laws.Result(labels)
         np.testing.assert_allclose(loss.split_sparse_softmax_cross_entropy(x, z).array, value, rtol=1e-12)
-        top = laws.Result(logits.max(1))
-        total = laws.Result(np.exp(logits - logits.max(1, keepdims=True)).sum(1))
-        grads = loss.SplitCrossEntropy().grad(x, z, top, total, laws.Result(value), laws.Result(prob), laws.Result(dloss), None)
+        grads = loss.SplitCrossEntropy().grad(x, z, *map(laws.Result, rows), laws.Result(value), laws.Result(dloss))
     assert grads[1:] == (None, None, None)
-    np.testing.assert_allclose(grads[0].array, laws.run(loss.SparseSoftmaxCrossEntropyGrad(), [prob, labels, dloss])[0], rtol=1e-12)
+    np.testing.assert_allclose(grads[0].array, laws.run(loss.SparseSoftmaxCrossEntropyGrad(), [logits, labels, *rows, dloss])[0], rtol=1e-12)

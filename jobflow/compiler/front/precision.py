@@ -10,7 +10,7 @@ Every op has a category (`Op.precision`).
 So a float32 tensor, such as an embedding or a normalized tensor, stays float32 in sums with half precision.  Such a tensor is the
 residual stream of a transformer, while the bias and the activation of a product are in half precision.  `flow.autocast` applies the same rule.
 A compiled program also contains the readers of each value, which this pass uses for one more rule.  An op of the category ``follows`` is in float32
-unless a product reads its result in half precision, directly or through other such ops.
+unless a reader of its result reads half precision: a product, a loss of logits (`Op.reads_half`), or another such op.
 
 Only float32 is converted.  Variables, arguments, results, losses and watched values stay float32.  The gradient of a cast is a cast, so
 gradients return in float32.  Each reader in half precision has its own cast, so the gradients of several readers are summed in float32.  After
@@ -23,6 +23,7 @@ images between two convolutions have half precision, as have their gradients.  K
 Examples, with 16 for half precision.
 
     matmul, bias_add, relu, matmul, bias_add, mean:                               16 16 16 16 32 32
+    matmul, bias_add, softmax_cross_entropy:                                      16 16 32
     gather, layer_norm, matmul, bias_add, gelu, matmul, bias_add, add (gather):   32 32 16 16 16 16 32 32
 """
 
@@ -88,13 +89,15 @@ def _in_half(nodes: Sequence[Node], half: DType, images: bool) -> tuple[set[Node
         elif node in possible and (node.op.precision == "half" or node in on_images or not read_in_half.isdisjoint(node.outputs)):
             read_in_half.update(node.inputs)
             chosen.add(node)
+        else:
+            read_in_half.update(node.inputs[i] for i in node.op.reads_half)
     return {node for node in chosen if node.op.precision != "any"}, rounded
 
 
 def _computes_in(half: DType, op: Op, types: Sequence[TensorType]) -> bool:
     """Return True if mixed precision computes the op in `half` for inputs of these types."""
     target = op.autocast_dtype(half, types)
-    return target is half if target is not None else any(type.dtype is half for type in types)
+    return target is half if target is not None else any(type.dtype is half and not op.reads_as_is(i, type) for i, type in enumerate(types))
 
 
 def _only_single(node: Node) -> bool:
@@ -121,11 +124,17 @@ class _Halving:
     def stand_in(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
         """Record the node with its inputs cast to the element type of the computation."""
         dtype = self._dtype(node, inputs)
-        fitted = tuple(self._cast(now, dtype) if was.dtype is float32 else now for was, now in zip(node.inputs, inputs, strict=True))
+        fitted = [self._fitted(node.op, i, was, inputs[i], dtype) for i, was in enumerate(node.inputs)]
         outputs = self.tracer.again(node, fitted)
         if node in self.rounded and self.shown.isdisjoint(node.outputs):
             outputs = tuple(self._cast(value, self.half) for value in outputs)
         return tuple(self._as_shown(was, now) for was, now in zip(node.outputs, outputs, strict=True))
+
+    def _fitted(self, op: Op, index: int, was: Value, now: Value, dtype: DType) -> Value:
+        if was.dtype is not float32:
+            return now
+        before = self.before.get(now, now)
+        return before if op.reads_as_is(index, before.tensor_type) else self._cast(now, dtype)
 
     def _dtype(self, node: Node, inputs: tuple[Value, ...]) -> DType:
         if node in self.chosen:

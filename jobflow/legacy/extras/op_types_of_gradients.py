@@ -24,7 +24,7 @@ from jobflow.legacy.operands import counts, positive_shape
 from jobflow.legacy.variables import current_job
 from jobflow.ops import elementwise as ew
 from jobflow.ops.broadcast import sum_to
-from jobflow.ops.loss import combined_margin_grad
+from jobflow.ops.margin_loss import combined_margin_grad
 from jobflow.ops.move import Mode, PadEdgesGrad
 from jobflow.ops.op import apply, normal_axis
 
