@@ -44,6 +44,7 @@ REGISTER_COUNT, WITH_SIZE = 0x2F, 4
 EXCEPTIONS = (
     (r"rows: layer norm.*", "mean and 1/std, one store each per row"),
     (r"columns: layer norm gradient, 1 of 3: rows|long rows: .*", "values per row or part of a row, one access each per row"),
+    (r"rows: cross entropy.*", "labels and statistics per row, and the words after the last whole vector of a row"),
     (r"columns: .*: tiles", "one sum per 64 rows of a column, and values per row"),
     (r"columns: .*: totals", "one sum per 64 rows of a column: 1/64 of the memory that tiles read"),
 )

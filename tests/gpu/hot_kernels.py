@@ -17,10 +17,11 @@ from jobflow.kernels.cuda.multi_tensor_kernels import launches
 from jobflow.kernels.cuda.pooling_kernels import channels_at_once, print_pooling
 from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.kernels.registry import at
-from jobflow.ops import activation, norm, optimizer_updates, pool, reduce, scaled_update, shadow_update, softmax
+from jobflow.ops import activation, loss, norm, optimizer_updates, pool, reduce, scaled_update, shadow_update, softmax
 from jobflow.ops.op import Op, types_tuple
 
 TOKENS, WIDTH, WORDS, PARAMETERS = 8192, 768, 50304, 124_475_904
+VOCABULARY = 50257
 IMAGES = (64, 56, 56, 64)
 WINDOW = ((3, 3), (2, 2), ((1, 1), (1, 1)))
 
@@ -91,6 +92,9 @@ def _rows() -> Iterator[HotKernel]:
     yield from _op("rows: softmax gradient", softmax.SoftmaxGrad(1), scores, scores)
     logits = _f32(TOKENS, WORDS)
     yield from _op("rows: softmax of logits", softmax.Softmax(1), logits)
+    labels, statistic = _type(int64, TOKENS), _f32(TOKENS)
+    yield from _padded("rows: cross entropy", loss.SparseSoftmaxCrossEntropy(), labels)
+    yield from _padded("rows: cross entropy gradient", loss.SparseSoftmaxCrossEntropyGrad(), labels, statistic, statistic, statistic)
 
 
 def _columns() -> Iterator[HotKernel]:
@@ -169,6 +173,17 @@ def _op(name: str, op: Op, *types: TensorType) -> Iterator[HotKernel]:
     views = views_in_space(op, inputs, outputs)
     assert views is not None
     yield from _printed(name, _expressions(op, *types), *views)
+
+
+def _padded(name: str, op: Op, *types: TensorType) -> Iterator[HotKernel]:
+    """Yield a kernel that reads logits of 50,257 words in padded rows, and may overwrite them."""
+    logits, *others = _arrays([_bf16(TOKENS, VOCABULARY), *types])
+    logits = at(TensorType((TOKENS, VOCABULARY), bfloat16), (2 * WORDS, 2), int(logits.ctypes.data))
+    results = types_tuple(op.infer(_bf16(TOKENS, VOCABULARY), *types))
+    outputs = [logits] if 0 in op.in_place else _arrays(results, 2 + len(types))
+    views = views_in_space(op, [logits, *others], outputs)
+    assert views is not None
+    yield from _printed(name, _expressions(op, _bf16(TOKENS, VOCABULARY), *types), *views)
 
 
 def _of(name: str, outputs: Sequence[Expression], inputs: Sequence[TensorType], targets: Sequence[TensorType]) -> Iterator[HotKernel]:

@@ -17,8 +17,9 @@ from test_llvm_loops import SIZES, TYPES, operand, random_expression, same
 from jobflow.core.types import DType, bfloat16, float16, float32, float64, type_of
 from jobflow.expressions import language as f
 from jobflow.expressions.on_arrays import evaluate
-from jobflow.kernels.cuda.fused import refuses
+from jobflow.kernels.cuda.fused import prepared, refuses
 from jobflow.kernels.loop_operands import expression_of, views_in_space
+from jobflow.ops import loss
 from jobflow.ops.op import types_tuple
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler (g++)")
@@ -116,6 +117,34 @@ def test_rows_that_stay_in_registers_equal_their_expressions(tmp_path: Path) -> 
     for width, targets, values in expected:
         for target, value in zip(targets, values, strict=True):
             np.testing.assert_allclose(single(target), single(value.reshape(target.shape)), rtol=1e-2, atol=1e-5, err_msg=str(width))
+
+
+def test_padded_logits_are_read_by_vectors_and_overwritten_by_their_gradient(tmp_path: Path) -> None:
+    """Rows of 5,003 words start at multiples of 64 elements; the last three words of a row are no whole vector."""
+    words, rows = 5003, 5
+    padded = np.random.default_rng(0).standard_normal((rows, 5056)).astype(bfloat16.numpy)
+    logits, labels, dloss = padded[:, :words], np.array([0, 5002, 7, 5001, 2500]), np.arange(1, rows + 1, dtype=np.float32)
+    wide = logits.astype(np.float64)
+    top = wide.max(1)
+    total = np.exp(wide - top[:, None]).sum(1)
+    expected = np.exp(wide - top[:, None]) / total[:, None]
+    losses = -np.log(expected[range(rows), labels])
+    expected[range(rows), labels] -= 1
+    kernels = HostKernels(tmp_path)
+    results = [np.empty(rows, np.float32) for _ in range(3)]
+    statistics = [top.astype(np.float32), total.astype(np.float32)]
+    for op, inputs, outputs in (
+        (loss.SparseSoftmaxCrossEntropy(), [logits, labels], results),
+        (loss.SparseSoftmaxCrossEntropyGrad(), [logits, labels, *statistics, dloss], [logits]),
+    ):
+        expressions, views = expression_of(op, inputs), views_in_space(op, inputs, outputs)
+        assert expressions is not None and views is not None
+        assert prepared(expressions, *views, lambda shape, dtype: np.empty(shape, dtype.numpy))[0].form.rest
+        kernels.add(expressions, *views)
+    kernels.run()
+    for ours, theirs in zip(results, (losses, top, total), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    np.testing.assert_allclose(logits.astype(np.float64), expected * dloss[:, None], rtol=1.01 / 256, atol=1e-6)
 
 
 def test_sums_of_columns_of_many_rows_equal_their_expressions(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.argument_block import address
 from jobflow.kernels.cuda.compiled_text import compiler, integer_argument
-from jobflow.kernels.cuda.kernel_form import THREADS, TILE, KernelForm, form_of, multiplier
+from jobflow.kernels.cuda.kernel_form import CHUNK, THREADS, TILE, WIDEST_RESIDENT, KernelForm, form_of, multiplier
 from jobflow.kernels.cuda.kernel_stages import FEW, Stage, is_long, stages
 from jobflow.kernels.cuda.kernel_text import NAME, print_kernel
 from jobflow.kernels.cuda.launches import KernelLaunch
@@ -109,6 +110,16 @@ def prepared(
 
 
 def _prepared(stage: Stage) -> PreparedKernel:
+    """Return the kernel of a stage.  A block computes each long row of elements if only a kernel of rows can read it by vectors."""
+    ready = _of_kind(stage)
+    width = stage.shape[-1] if stage.shape else 1
+    if stage.kind != "elements" or width <= WIDEST_RESIDENT or ready.form.vector >= CHUNK or not ready.form.loop.outer:
+        return ready
+    rows = _of_kind(replace(stage, kind="rows"))
+    return rows if rows.form.vector > ready.form.vector else ready
+
+
+def _of_kind(stage: Stage) -> PreparedKernel:
     outputs, index_operands = with_index_operands(stage.outputs, len(stage.inputs), stage.shape)
     known, read = facts(tuple(outputs)), [*stage.inputs, *index_operands]
     strides = strides_along(known, read, stage.targets, stage.shape)
@@ -119,13 +130,12 @@ def _prepared(stage: Stage) -> PreparedKernel:
     wide = max(math.prod(space.sizes), furthest) >= 1 << 30
     stored = outputs[: len(stage.targets)]
     loop = loop_form(known, space, read, stored, len(index_operands))
-    form = form_of(stage.kind, outputs, loop, space, arrays, _aliased(stage), wide)
+    form = form_of(stage.kind, outputs, loop, space, arrays, _aliased(stage, len(read)), wide)
     return PreparedKernel(outputs, form, space, arrays, stage.sums)
 
 
-def _aliased(stage: Stage) -> list[int]:
-    """Return the operands that share memory with another one, of which one at least is written."""
-    inputs = len(stage.inputs)
+def _aliased(stage: Stage, inputs: int) -> list[int]:
+    """Return the operands that share memory with another one, of which one at least is written; outputs follow `inputs` inputs."""
     pairs = [(i, k) for k, target in enumerate(stage.targets) for i, a in enumerate(stage.inputs) if np.may_share_memory(a, target)]
     return sorted({k for i, j in pairs for k in (i, inputs + j)})
 

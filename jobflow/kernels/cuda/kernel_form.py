@@ -66,6 +66,8 @@ class KernelForm:
     aliased: tuple[int, ...] = ()
     #: True if the elements of a column are adjacent in memory
     down: bool = False
+    #: True if single elements follow the last whole vector of a row
+    rest: bool = False
 
     @property
     def index(self) -> str:
@@ -122,7 +124,8 @@ def form_of(
     along = [k for k, a in enumerate(accesses) if a.inner not in ("number", "splat") and not a.counted and not a.table]
     inputs = [accesses[k].dtype.itemsize for k in along if k < len(loop.inputs)]
     vector = _vector(kind, outputs, inputs, [accesses[k].dtype.itemsize for k in along if k >= len(loop.inputs)], width)
-    tail = kind == "elements" and not loop.outer  # else rows are whole numbers of vectors
+    # other rows are whole numbers of vectors
+    tail = not loop.outer if kind == "elements" else kind == "rows" and width > WIDEST_RESIDENT
     while vector > 1 and not (
         (tail or width % vector == 0) and all(_aligned(accesses[k], space.strides[k], space, operands[k], vector) for k in along)
     ):
@@ -133,7 +136,7 @@ def form_of(
     resident = _resident(outputs, loop, space, vectors) if vector > 1 and width <= WIDEST_RESIDENT else ()
     lanes = lanes_of(width, vector, sum(accesses[k].dtype.itemsize for k in resident))
     chunks = -(-width // (lanes * CHUNK)) if resident else 0
-    return KernelForm(loop, kind, lanes, wide, vector, vectors, resident, chunks, tuple(aliased))
+    return KernelForm(loop, kind, lanes, wide, vector, vectors, resident, chunks, tuple(aliased), rest=width % vector != 0)
 
 
 def _vector(kind: Kind, outputs: Sequence[Expression], read: Sequence[int], written: Sequence[int], width: int) -> int:

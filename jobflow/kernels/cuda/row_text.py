@@ -1,7 +1,8 @@
 """Texts of kernels with reductions of rows.
 
 LANES threads share a row.  Each thread reads every LANES-th element, or every LANES-th vector of eight elements.  It does so once per level of
-`row_sum`, `row_product` and `row_max`, and once more for the outputs.  Vectors that several passes need stay in registers.  A tree reduction combines
+`row_sum`, `row_product` and `row_max`, and once more for the outputs.  Vectors that several passes need stay in registers.  Long rows that are no
+whole number of vectors end with single elements.  A tree reduction combines
 the partial results of a row.  Its order depends only on the width of the row and on the layout of the operands.
 
                  threads ->
@@ -90,7 +91,8 @@ class RowText(KernelText):
             self._line(f"const {index} k = (threadIdx.x + c * {lanes}) * {vector};")
             self._open("if (k < width)")
         else:
-            self._open(f"for ({index} k = threadIdx.x{'' if vector == 1 else f' * {vector}'}; k < width; k += {lanes * vector})")
+            end = f"width - width % {vector}" if self.form.rest else "width"
+            self._open(f"for ({index} k = threadIdx.x{'' if vector == 1 else f' * {vector}'}; k < {end}; k += {lanes * vector})")
 
     def _row_pass(self, phase: Phase, stores: Sequence[int]) -> None:
         self._row_values(phase)
@@ -110,6 +112,12 @@ class RowText(KernelText):
         if resident:
             self._close()
         self.names = outside
+        if self.form.rest:
+            self.names = dict(outside)
+            self._open(f"for ({self.form.index} k = width - width % {self.form.vector} + threadIdx.x; k < width; k += {self.form.lanes})")
+            self._single(phase, stores)
+            self._close()
+            self.names = outside
         for x, name in results.items():
             self._name(x, f"reduced<{value_type(x.dtype)}, {self.form.lanes}>({name}, {_TOGETHER[x.primitive]}{{}})")
 
