@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -168,7 +169,7 @@ def one_operation(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     types += [rows.infer(types[0]), TensorType((1,), int64)] if rate else []
     if not _accepted(op, gpu.target, *types):
         return None
-    operands = [query, key, value, *([] if mask is None else [mask])]
+    operands: list[Any] = [query, key, value, *([] if mask is None else [mask])]
     if rate:
         name, seed, counter = draw_for(query)
         op = replace(op, key=name, seed=seed)
