@@ -1,6 +1,6 @@
 """Losses of log_softmax(x) for logits x with the classes on any axis: for labels, and for a weight per class.
 
-The losses save two numbers per sample for the gradient: the maximum `top` of the logits, and `logsum`, the logarithm of the sum of exp(x - top).
+The losses save two numbers per sample for the gradient.  `top` is the maximum of the logits, and `logsum` the logarithm of the sum of exp(x - top).
 The gradient computes log_softmax(x) = (x - top) - logsum from the logits, whose memory it may overwrite.  Logits in half precision are converted
 while they are read: losses are float32, and the gradient has the type of the logits.
 """

@@ -119,7 +119,7 @@ def test_rows_that_stay_in_registers_equal_their_expressions(tmp_path: Path) -> 
             np.testing.assert_allclose(single(target), single(value.reshape(target.shape)), rtol=1e-2, atol=1e-5, err_msg=str(width))
 
 
-def test_padded_logits_are_read_by_vectors_and_overwritten_by_their_gradient(tmp_path: Path) -> None:
+def test_gradients_overwrite_padded_logits_by_vectors(tmp_path: Path) -> None:
     """Rows of 5,003 words start at multiples of 64 elements; the last three words of a row are no whole vector."""
     words, rows = 5003, 5
     padded = np.random.default_rng(0).standard_normal((rows, 5056)).astype(bfloat16.numpy)

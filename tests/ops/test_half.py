@@ -68,9 +68,9 @@ def test_computed_in_float32_and_rounded_once(sample: Sample, dtype: DType) -> N
         pytest.skip("an attribute of the op names another element type")
     arrays = narrow(sample, dtype)
     wide = bound(sample.op, [single(a) for a in arrays])
-    kept = [type.dtype.numpy for type in types_tuple(sample.op.infer(*map(type_of, [single(a) for a in arrays])))] if sample.op.reads_half else None
+    fixed = [type.dtype.numpy for type in types_tuple(sample.op.infer(*map(type_of, [single(a) for a in arrays])))] if sample.op.reads_half else None
     for i, (ours, theirs) in enumerate(zip(bound(sample.op, arrays), wide, strict=True)):
-        assert ours.dtype == (kept[i] if kept else dtype.numpy if theirs.dtype.kind == "f" else theirs.dtype)
+        assert ours.dtype == (fixed[i] if fixed else dtype.numpy if theirs.dtype.kind == "f" else theirs.dtype)
         assert np.array_equal(single(ours), single(theirs.astype(ours.dtype)), equal_nan=theirs.dtype.kind == "f")
 
 

@@ -10,7 +10,7 @@ Every op has a category (`Op.precision`).
 So a float32 tensor, such as an embedding or a normalized tensor, stays float32 in sums with half precision.  Such a tensor is the
 residual stream of a transformer, while the bias and the activation of a product are in half precision.  `flow.autocast` applies the same rule.
 A compiled program also contains the readers of each value, which this pass uses for one more rule.  An op of the category ``follows`` is in float32
-unless a reader of its result reads half precision: a product, a loss of logits (`Op.reads_half`), or another such op.
+unless its result is read in half precision.  Such readers are products, losses of logits (`Op.reads_half`), and other ops computed in half precision.
 
 Only float32 is converted.  Variables, arguments, results, losses and watched values stay float32.  The gradient of a cast is a cast, so
 gradients return in float32.  Each reader in half precision has its own cast, so the gradients of several readers are summed in float32.  After
