@@ -151,13 +151,14 @@ class SparseSoftmaxCrossEntropyGrad(Indexed):
     """Gradient of logits: dlogits[n, c] = (p[n, c] - [offset + c = label[n]]) dloss[n], with p[n, c] = exp(logits[n, c] - top[n]) / total[n].
 
     If the classes are split, `offset` is the rank's first class, and `classes` is the number of classes of all ranks. Otherwise, they are 0 and None.
-    For split classes and with `divides`, p is a quotient as in `SplitCrossEntropy`, and otherwise a product as in `SparseSoftmaxCrossEntropy`.
+    With `divides`, classes may be split, and p is a quotient as in `SplitCrossEntropy`. Otherwise, it is a product as in `SparseSoftmaxCrossEntropy`.
     """
 
     offset: int = 0
     classes: int | None = None
     divides: bool = False
 
+    decompose_first = True
     in_place = OVER_FIRST
 
     def infer(self, logits: TensorType, labels: TensorType, *rows: TensorType) -> TensorType:
@@ -165,7 +166,8 @@ class SparseSoftmaxCrossEntropyGrad(Indexed):
 
     def rule(self, logits: TensorType, labels: TensorType, *rows: TensorType) -> Rule:
         row, whole = row_letters(logits)
-        return Rule(f"{whole.lower()},{row},{row},{row},{row}->{whole.lower()}", linear=((4,),))
+        whole = whole.lower() if self.divides else whole
+        return Rule(f"{whole},{row},{row},{row},{row}->{whole}", linear=((4,),))
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return own_classes(self, outputs[0])
@@ -174,9 +176,11 @@ class SparseSoftmaxCrossEntropyGrad(Indexed):
         return "z"
 
     def formula(self, f: Any, logits: Any, labels: Any, top: Any, total: Any, dloss: Any) -> Any:
-        divides = self.divides or self.classes is not None
-        p = f.exp(logits - top) / total if divides else _prob(f, logits, top, total)
+        p = f.exp(logits - top) / total if self.divides else _prob(f, logits, top, total)
         return (p - f.cast(label_hit(f, own_labels(f, labels, self.offset)), logits.dtype)) * dloss
+
+    def decompose(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return (call(replace(self, divides=True), *inputs),)
 
     def grad(self, logits: Tensor, labels: Tensor, top: Tensor, total: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         # includes the effect of the logits on top and total, which get no gradient
@@ -186,7 +190,8 @@ class SparseSoftmaxCrossEntropyGrad(Indexed):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         labels, logits = np.array([[0, 3, 1], [1, 2, 0]]), sample_data(1, 2, 3, 4)
-        yield sample(cls(), logits, labels, *_row_samples(logits), sample_data(2, 2, 3), differentiable=(4,))
+        for divides in (False, True):
+            yield sample(cls(divides=divides), logits, labels, *_row_samples(logits), sample_data(2, 2, 3), differentiable=(4,))
 
 
 def _row_samples(logits: Any) -> tuple[Any, Any]:
