@@ -47,6 +47,17 @@ class RankAssertions(NamedTuple):
         return cls(rank, *orders_before(body))
 
 
+class RunFailures:
+    """The failed assertions of one run, empty until the host has read them; a future of the run raises them at every read."""
+
+    def __init__(self) -> None:
+        self.failures: Sequence[FailedAssertion | None] = ()
+
+    def raise_first(self) -> None:
+        """Raise the first failure, if there is one."""
+        raise_first(self.failures)
+
+
 class AssertionResults:
     """The results of the assertions of one program: on one rank, or on all `ranks` of a communicator, of which this one is number `me`."""
 
@@ -69,6 +80,9 @@ class AssertionResults:
         #: held while a thread reads results, because any thread that waits for the GPU reads them
         self._reading = threading.Lock()
         self._side = 0
+        #: the failures of the last run, and of the run of each copy
+        self.last_run = RunFailures()
+        self._runs = [self.last_run] * _SIDES
         self._flag: Array | None = None
         #: the copy that the run in progress has started
         self._current: int | None = None
@@ -160,7 +174,7 @@ class AssertionResults:
         if not self._pending:  # read in a wait
             return
         side = self._pending.pop(0)
-        failures = _failures(self._hosts[side], self._ranks)
+        self._runs[side].failures = failures = _failures(self._hosts[side], self._ranks)
         if not any(failures):
             return
         assert self._flag is not None
@@ -168,6 +182,7 @@ class AssertionResults:
         self._pending.clear()
         for each in later:
             self._copied[each].synchronize()
+            self._runs[each].failures = _failures(self._hosts[each], self._ranks)
         self._flag.fill(0)
         undo = None if self._undo is None else self._undo()
         if undo is not None:
@@ -181,6 +196,7 @@ class AssertionResults:
 
     def _copy(self) -> None:
         self._side = (self._side + 1) % _SIDES
+        self._runs[self._side] = self.last_run = RunFailures()
         self._device.fetch_later(self._gathered, self._hosts[self._side], self._copied[self._side])
         self._pending.append(self._side)
         self._current = self._side

@@ -32,7 +32,7 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_argument, is_common
 from jobflow.runtime.anomaly_search import AnomalySearch
-from jobflow.runtime.assertion_results import AssertionResults, RankAssertions
+from jobflow.runtime.assertion_results import AssertionResults, RankAssertions, RunFailures
 from jobflow.runtime.comm.communicator import Binding, Communicator
 from jobflow.runtime.device.cuda_copies import SIDES
 from jobflow.runtime.device.cuda_device import CudaDevice
@@ -270,7 +270,8 @@ class Executor:
             if self._results is not None:
                 self._results.end()
         finish = self.device.start_to_host([view for _, view in copied])
-        return lambda: self._named(self._finished, copied, finish)
+        failures = None if self._results is None else self._results.last_run
+        return lambda: self._named(self._finished, copied, finish, failures)
 
     def _named(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function, and name the job in the error of a kernel that a wait reports."""
@@ -311,8 +312,12 @@ class Executor:
                 self.depart()
         return [fetch for fetch in self.fetches if fetch[0] not in self.shown] if self.shown else self.fetches
 
-    def _finished(self, copied: Sequence[tuple[int, Array]], finish: Callable[[], Sequence[Array]]) -> list[tuple[int, Array]]:
+    def _finished(
+        self, copied: Sequence[tuple[int, Array]], finish: Callable[[], Sequence[Array]], failures: RunFailures | None = None
+    ) -> list[tuple[int, Array]]:
         values = finish()
+        if failures is not None:
+            failures.raise_first()  # a wait for another run may have reported them already
         if self._settles and self._results is not None:
             self._results.settle()
         return [(position, value) for (position, _), value in zip(copied, values, strict=True)]

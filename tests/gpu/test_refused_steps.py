@@ -84,6 +84,20 @@ def test_refused_step_changes_no_variable_and_only_the_fetch_waits(
     assert re.search(MESSAGE, capsys.readouterr().err), "nothing has read the result of the last run"
 
 
+def test_future_of_a_refused_step_raises_at_every_read(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = declared()
+    first = train(X, GOOD)
+    first.get()
+    monkeypatch.setattr(fake_streams.Event, "done", False)
+    bad = [train(X, BAD), train(X, BAD)]
+    with pytest.raises(ValueError, match=MESSAGE):
+        train(X, GOOD)  # two calls later
+    for future in (*bad, *bad):
+        with pytest.raises(ValueError, match=MESSAGE):
+            future.get()
+    assert train(X, GOOD).get().numpy().shape == first.get().numpy().shape
+
+
 @pytest.mark.full
 def test_ranks_with_a_gpu_each_refuse_a_step_without_a_wait(gpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Expect one error of all ranks two runs later, no change of a variable, and no barrier or exchange of hosts in a step."""
