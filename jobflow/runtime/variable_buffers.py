@@ -80,12 +80,12 @@ class State:
         self.device.require(sum(own.values()))
         self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in own.items()} | dict(common))
 
-    def forget(self, names: Iterable[str]) -> None:
+    def forget(self, names: Collection[str]) -> None:
         """Remove these variables; memory is freed with the last variable in it."""
         for name in names:
             self.variables.pop(name, None)
             self.slots.pop(name, None)
-            self.wrote(name)
+        self.wrote(names)
         used = {slot.buffer for slot in self.slots.values()}
         self.buffers = {name: buffer for name, buffer in self.buffers.items() if name in used}
         self.shadows = {name: shadow for name, shadow in self.shadows.items() if shadowed_buffer(name) in used}
@@ -112,7 +112,7 @@ class State:
         self.buffers[name] = buffer
         self.slots[variable.name] = Slot(name, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
         self.variables[variable.name] = variable
-        self.wrote(variable.name)
+        self.wrote((variable.name,))
 
     def shadow_buffer(self, name: str) -> Array:
         """Return the memory of the half-precision copies of the variables in a buffer, allocated at the first call."""
@@ -120,10 +120,10 @@ class State:
             self.shadows[name] = self.device.allocate(self.buffers[shadowed_buffer(name)].nbytes // 2)
         return self.shadows[name]
 
-    def wrote(self, name: str) -> None:
-        """Record that the half-precision copies of a variable are out of date, because something other than its program may write the variable."""
+    def wrote(self, names: Collection[str]) -> None:
+        """Record that the half-precision copies of these variables are out of date, because something other than their program may write them."""
         for current in self.current_shadows.values():
-            current.discard(name)
+            current.difference_update(names)
 
     def on_hosts(self) -> bool:
         """Return True if all ranks compute in host memory; collective."""
@@ -151,7 +151,7 @@ class State:
 
     def array(self, name: str) -> Array:
         """Return this rank's shard of a variable as a view of its memory; the caller may write the view until the next run."""
-        self.wrote(name)
+        self.wrote((name,))
         return self._view(name)
 
     def _view(self, name: str) -> Array:

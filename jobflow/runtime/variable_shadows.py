@@ -37,18 +37,19 @@ class Shadows:
             variable, shadow = plan.variables[name], self.buffers[slot.buffer]
             arrays = [window(device.xp, state.buffers[variable.buffer], variable)], [window(device.xp, shadow, slot)]
             self._casts[name] = list(registry.bind(Cast(slot.type.dtype), target, device, *arrays))
-        #: variables that the program writes, and whose shadows it does not read; on CPUs, variables have no shadows
-        self._others = [name for name in _written(plan) if name not in plan.shadows] if device.tag == "gpu" else []
+        #: variables that the program writes; on CPUs, variables have no shadows
+        self._written = frozenset((*plan.shadows, *_written(plan))) if device.tag == "gpu" else frozenset()
 
     def begin(self) -> None:
-        """Cast the variables whose shadows are out of date; until the run is complete, no shadow of the program is current."""
+        """Cast the variables whose shadows are out of date; until the run is complete, no shadow of a variable that it writes is current.
+
+        After the run, the shadows of these variables in another half-precision type are out of date.
+        """
         for current, read in self._records:
             for name in sorted(read - current):
                 for function, arguments in self._casts[name]:
                     function(*arguments)
-            current -= read
-        for name in self._others:
-            self._state.wrote(name)
+        self._state.wrote(self._written)
 
     def complete(self) -> None:
         """Record the shadows of the program as current, after a complete run."""

@@ -10,7 +10,7 @@ import pytest
 from traced import first
 
 from jobflow.core.layout import B
-from jobflow.core.types import TensorType, float16, float32
+from jobflow.core.types import DType, TensorType, bfloat16, float16, float32
 from jobflow.graph.ir import Variable
 from jobflow.kernels.target import CPU
 from jobflow.ops.source import Constant
@@ -45,9 +45,9 @@ def state() -> State:
     return state
 
 
-def shadows_of(state: State, *names: str, updated: tuple[str, ...] = NAMES) -> Shadows:
+def shadows_of(state: State, *names: str, updated: tuple[str, ...] = NAMES, half: DType = float16) -> Shadows:
     updates = tuple(Compute(Assign(), (slot, slot), (slot,), "update") for slot in map(state.slots.__getitem__, updated))
-    plan = Plan("job", 0, {}, (), (), updates, (), dict(state.slots), shadows={name: shadow_slot(state.slots[name], float16) for name in names})
+    plan = Plan("job", 0, {}, (), (), updates, (), dict(state.slots), shadows={name: shadow_slot(state.slots[name], half) for name in names})
     return Shadows(plan, state, state.device, CPU)
 
 
@@ -85,6 +85,14 @@ def test_other_programs_make_shadows_of_their_variables_out_of_date(state: State
     shadows.complete()
     shadows_of(state, updated=("b",)).begin()
     assert current(state) == {"a", "c"}
+
+
+def test_program_in_another_half_precision_type_makes_shadows_out_of_date(state: State) -> None:
+    first, second = shadows_of(state, "a", "b"), shadows_of(state, "a", updated=("a",), half=bfloat16)
+    for shadows in (first, second):
+        shadows.begin()
+        shadows.complete()
+    assert list(map(sorted, state.current_shadows.values())) == [["b"], ["a"]]
 
 
 def test_shadow_of_a_part_has_half_of_its_offset_and_strides() -> None:

@@ -370,8 +370,7 @@ class Bound:
         assert self.memory.rank is not None
         state, memory = state_of(self.memory.rank), self.memory
         unknown = (name for name, resident in self.shadowed if resident.exported or resident.writes != memory.writes.get(name))
-        for name in (*unknown, *copied, *memory.foreign):
-            state.wrote(name)
+        state.wrote({*unknown, *copied, *memory.foreign})
 
     def _check_devices(self, tensors: Sequence[Tensor], replaced: Sequence[TensorBase]) -> None:
         """Raise PlacementError if an input, or a tensor with replaced memory, is not on the device of the graph; make its GPU the current one."""
