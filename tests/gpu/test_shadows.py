@@ -23,6 +23,8 @@ import jobflow.typing as tp
 from jobflow import nn, scope
 from jobflow.compiler.rank import fuse
 from jobflow.engine.session import current_session
+from jobflow.ops.op import apply
+from jobflow.ops.reduce import SquareSum
 from jobflow.plan.plan import Compute
 from jobflow.program.commands import executors_of
 
@@ -294,3 +296,18 @@ def test_clipping_reads_flat_gradients_but_no_gaps(gpu: None) -> None:
     np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=1e-5)
     assert sum(op.count("SquareSum") for op in update) == 2, update
     assert sum(op.count("ScaledUpdate") for op in update) == 1 and not any("Multiply" in op for op in update), update
+
+
+def test_sum_of_squares_with_a_second_reader_remains(gpu: None) -> None:
+    """A logged norm of one parameter is a second reader of a term of the global norm."""
+    values = np.arange(16, dtype=np.float32)
+
+    @flow.global_function("predict")
+    def norms(x: tp.Numpy.Placeholder((16,))) -> tp.Numpy:
+        flat = x * 2.0
+        first, second, third = (apply(SquareSum(), flow.slice(flat, [begin], [4])) for begin in (0, 4, 8))
+        return (first + second + third) * 2.0 + second
+
+    with session():
+        result = norms(values)
+    assert float(result) == 2 * np.square(2 * values[:12]).sum() + np.square(2 * values[4:8]).sum()

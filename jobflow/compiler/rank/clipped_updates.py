@@ -163,7 +163,8 @@ class _SquareSums:
         """Replace the additions of a sum and its sums of adjacent squares."""
         additions: list[LocalInstruction] = []
         terms = list(self._terms(root, additions))
-        squares = [maker for value in terms if (maker := self.makers.get(value)) is not None and isinstance(maker.action, SquareSum)]
+        makers = [maker for value in terms if (maker := self.makers.get(value)) is not None]
+        squares = [maker for maker in makers if isinstance(maker.action, SquareSum) and self._only_addition(maker) is not None]
         runs = list(_runs(self._parts(squares)))
         if not runs:
             return
