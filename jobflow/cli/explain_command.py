@@ -15,6 +15,7 @@ examples:
   jobflow explain examples/hybrid_mlp.py:train_job --devices 2
   jobflow explain examples/hybrid_mlp.py:train_job --devices 2 --stage boxing --stage memory
   jobflow explain examples/hybrid_mlp.py:train_job --stage kernels --kernels llvm
+  jobflow explain "examples/gpt.py:make_train_job(Size())" --device cuda --stage kernels --stage floors
   jobflow explain "examples/gpt.py:make_train_job(Size())" --devices 4 --strategy 2x2 --html page.html"""
 
 
@@ -26,6 +27,11 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "--stage", action="append", choices=STAGES, metavar="STAGE", help=f"print only this one of {', '.join(STAGES)}; may be given several times"
     )
     parser.add_argument("--kernels", choices=tuple(SETTINGS), help="kernels to select in place of the program's config.kernels")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="compile for CPUs or for GPUs; cuda needs no GPU, and adds the least time of each call on an H100 (default: what the program runs on)",
+    )
     parser.add_argument("--html", metavar="FILE", help="write a page with a picture of the graph and the tables instead; it opens offline")
 
 
@@ -42,8 +48,9 @@ def run(options: argparse.Namespace) -> int:
         check_kernels(options.kernels, f"--kernels {options.kernels}")
         current_session().settings.kernels = options.kernels
     if options.html is None:
-        print(explain(job, devices=options.devices, rank=options.rank, stages=options.stage or STAGES, strategy=options.strategy))
+        print(explain(job, devices=options.devices, rank=options.rank, stages=options.stage, strategy=options.strategy, device=options.device))
         return 0
-    Path(options.html).write_text(explain_page(job, devices=options.devices, rank=options.rank, strategy=options.strategy), encoding="utf-8")
+    page = explain_page(job, devices=options.devices, rank=options.rank, strategy=options.strategy, device=options.device)
+    Path(options.html).write_text(page, encoding="utf-8")
     print(f"wrote {options.html}")
     return 0

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
@@ -17,7 +15,6 @@ from jobflow.compiler.layouts.box import Reroute, box
 from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.rank.local import RankProgram
-from jobflow.compiler.rank.order import Ordered
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, SourceLine, counted, did_you_mean_or
 from jobflow.core.imports import ImportFailedError, module_named
@@ -28,16 +25,16 @@ from jobflow.engine.session import current_session
 from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
-from jobflow.kernels import registry
 from jobflow.kernels.target import Target, fallback
 from jobflow.plan.footprint import footprint_text
-from jobflow.plan.plan import Compute, Plan
+from jobflow.plan.plan import Plan
 from jobflow.plan.plan_text import plan_text
 from jobflow.plan.traffic import planned
 from jobflow.program.allocation import memory_of
 from jobflow.program.program import Program, StorageChoice
 from jobflow.strategies import named
 from jobflow.tools import STAGES
+from jobflow.tools.call_tables import floor_tables, kernel_tables
 from jobflow.tools.picture import graph_page
 
 
@@ -88,6 +85,7 @@ class Explained:
     sharded: Sharded
     physical: Physical
     devices: int
+    target: Target
     schedule: str | None = None
 
     def program(self, rank: int) -> RankProgram:
@@ -102,20 +100,24 @@ class Explained:
         return self._program(share).plan(rank, self.devices)
 
     def _program(self, share: bool) -> Program:
-        return Program(
-            self.physical, StorageChoice(share=share and current_session().settings.share_variables, io_buffers=share), current_session().target()
-        )
+        return Program(self.physical, StorageChoice(share=share and current_session().settings.share_variables, io_buffers=share), self.target)
 
     def memory(self) -> str:
         """Return a table of the memory of every rank by category."""
-        return footprint_text({rank: memory_of(self._program(True), rank, self.devices) for rank in range(self.devices)})
+        text = footprint_text({rank: memory_of(self._program(True), rank, self.devices) for rank in range(self.devices)})
+        return text if self.target.kind == "cpu" else f"{text}; staging and scratch of GPUs are not included"
 
     def kernels(self, rank: int) -> str:
         """Return a table of a rank's instructions with their implementations, the reasons against faster ones, and fusion refusals."""
         program = self._program(True)
-        return kernel_tables(
-            program.plan(rank, self.devices), program.target, program.ordered(rank, self.devices), fallback(current_session().settings.kernels)
-        )
+        why = fallback(current_session().settings.kernels) if self.target.kind == "cpu" else None
+        return kernel_tables(program.plan(rank, self.devices), program.target, program.ordered(rank, self.devices), why)
+
+    def floors(self, rank: int) -> str:
+        """Return tables of the least times of a rank's calls on a GPU, and of the kernels that compute them."""
+        if self.target.kind == "cpu":
+            return "bounds of times are computed for GPUs; pass --device cuda"
+        return floor_tables(self.plan(rank), self.target)
 
     def boxing(self, rank: int) -> str:
         """Return a table of all redistributions, and the bytes that a rank sends per step with and without shared memory."""
@@ -155,15 +157,26 @@ def laid_out(job: Job, devices: int, strategy: str | None = None, target: Target
     target = target or common_target(session)
     graph = logical(program, outputs, target).graph
     sharded = shard(graph)
-    return Explained(program.graph(outputs), graph, sharded, bucket(box(sharded), target, job.config.sum_dtype), devices, program.schedule)
+    return Explained(program.graph(outputs), graph, sharded, bucket(box(sharded), target, job.config.sum_dtype), devices, target, program.schedule)
 
 
-def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] = STAGES, strategy: str | None = None) -> str:
-    """Return the compilation stages of a job for `devices` CPU devices as text, with the plan of one `rank`.  Nothing runs.
+def target_for(device: str | None, devices: int) -> Target | None:
+    """Return the target of a device "cpu" or "cuda", which need not exist, or None for the default."""
+    if device is None:
+        return None
+    return current_session().settings.computing.target("gpu" if device == "cuda" else device, timed=devices == 1)
 
-    `stages` selects names of `STAGES`.
+
+def explain(
+    job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] | None = None, strategy: str | None = None, device: str | None = None
+) -> str:
+    """Return the compilation stages of a job for `devices` devices as text, with the plan of one `rank`.  Nothing runs.
+
+    `stages` selects names of `STAGES`; by default all, except "floors" on CPUs.  `device` is "cpu", "cuda", or None for the device of the session.
     """
-    compiled = laid_out(job, devices, strategy)
+    compiled = laid_out(job, devices, strategy, target_for(device, devices))
+    if stages is None:
+        stages = [stage for stage in STAGES if stage != "floors" or compiled.target.kind == "cuda"]
     texts = {
         "trace": lambda: graph_text(compiled.traced),
         "graph": lambda: graph_text(compiled.logical),
@@ -174,18 +187,21 @@ def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] 
         "plan": lambda: plan_text(compiled.plan(rank)),
         "kernels": lambda: compiled.kernels(rank),
         "memory": compiled.memory,
+        "floors": lambda: compiled.floors(rank),
         "pipeline": compiled.pipeline,
     }
     return "\n\n".join(f"== {stage} ==\n{texts[stage]()}" for stage in STAGES if stage in stages)
 
 
-def explain_page(job: Job, *, devices: int = 1, rank: int = 0, strategy: str | None = None) -> str:
+def explain_page(job: Job, *, devices: int = 1, rank: int = 0, strategy: str | None = None, device: str | None = None) -> str:
     """Return the compilation stages as one self-contained HTML page: a drawing of the physical graph, then tables.  Nothing runs."""
-    compiled = laid_out(job, devices, strategy)
+    compiled = laid_out(job, devices, strategy, target_for(device, devices))
+    times = {f"Least times of rank {rank}": compiled.floors(rank)} if compiled.target.kind == "cuda" else {}
     tables = {
         "Pipeline": compiled.pipeline(),
         "Redistributions": compiled.boxing(rank),
         "Memory of each rank": compiled.memory(),
+        **times,
         f"Plan of rank {rank}": plan_text(compiled.plan(rank)),
     }
     return graph_page(compiled.physical, tables)
@@ -221,38 +237,3 @@ def _readers(node: Node, readers: Mapping[Value, Sequence[Node]]) -> str:
     """Return the distinct names of the operations that read the redistributed tensor, separated by commas; "result" without readers."""
     words = [reader.op.word() for value in node.outputs for reader in readers[value]]
     return ", ".join(dict.fromkeys(words)) or "result"
-
-
-def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None = None) -> str:
-    """Return tables of the instructions and implementations, the applied patterns, recomputed values, and fusion refusals.
-
-    `why` is a remark for the title, such as the reason for slower kernels.
-    """
-    computing = [instruction for instruction in plan.instructions if isinstance(instruction, Compute)]
-    slots = [slot for instruction in computing for slot in (*instruction.inputs, *instruction.outputs)]
-    addresses = {buffer: (number + 1) << 40 for number, buffer in enumerate(dict.fromkeys(slot.buffer for slot in slots))}
-    head = ["instruction", "operation", "kernel", "why not another"]
-    title = f"kernels of {target}" + (f" ({why})" if why else "")
-    text = f"{title}\n{TextTable(head, [_row(instruction, target, addresses) for instruction in computing])}"
-    refined = registry.REFINED.get(target.tier)
-    text += f"\n\nmatrix products in these calls: {import_module(refined).about()}" if refined else ""
-    if ordered.program.hits:
-        text += f"\n\npatterns\n{TextTable(['pattern', 'times'], sorted(Counter(ordered.program.hits).items()))}"
-    if ordered.rematerialized:
-        rows = [(one.value, one.region, one.why) for one in ordered.rematerialized]
-        text += f"\n\nrecomputed instead of read\n{TextTable(['value', 'in the region of', 'why'], rows)}"
-    if not ordered.not_fused:
-        return text
-    rows = list(dict.fromkeys((one.step, one.region or "any", one.why) for one in ordered.not_fused))
-    return f"{text}\n\nnot in a region\n{TextTable(['instruction', 'region', 'why'], rows)}"
-
-
-def _row(instruction: Compute, target: Target, addresses: Mapping[str, int]) -> tuple[str, str, str, str]:
-    """Return a table row: the instruction, its operation, its implementation, and the reasons why faster implementations were refused."""
-    inputs, outputs = (
-        [registry.at(slot.type, slot.strides, addresses[slot.buffer] + slot.offset) for slot in slots]
-        for slots in (instruction.inputs, instruction.outputs)
-    )
-    chosen = registry.choose(instruction.op, target, inputs, outputs)
-    why = "; ".join(f"{name}: {reason}" for name, reason in chosen.refused)
-    return instruction.name, str(instruction.op), chosen.implementation.name, why

@@ -5,8 +5,8 @@
 
 Plans need neither a GPU nor CuPy.  Times are estimates, not measurements:
 
-* An instruction takes the longer of two times: its operations at 790 TFLOP/s, and the bytes of its operands at 3.0 TB/s.  These are the fastest
-  products and copies of an H100.  Slower kernels hide more communication.
+* An instruction takes the longer of two times: its operations at 790 TFLOP/s, and the bytes that it reads and writes at 3.0 TB/s.  These are
+  estimates of the fastest products and copies of an H100 (`jobflow/kernels/cuda/call_floors.py`).  Slower kernels hide more communication.
 * A collective takes 20 microseconds, and the bytes of the ring algorithm at 370 GB/s, the rate of an all_reduce of 8 H100 on NVLink.
 * Kernels run in order on one stream, collectives in order on another one.  They do not slow each other down.  The host does not delay them.
 
@@ -18,7 +18,6 @@ PyTorch's DistributedDataParallel.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,11 +34,8 @@ import jobflow as flow  # noqa: E402
 from jobflow.compiler.compile import distribute, logical  # noqa: E402
 from jobflow.engine.job import job_of, returned_values  # noqa: E402
 from jobflow.engine.session import current_session  # noqa: E402
-from jobflow.kernels.cuda.epilogue_product import EpilogueProduct  # noqa: E402
+from jobflow.kernels.cuda.call_floors import H100_IN_PRACTICE, floor_of  # noqa: E402
 from jobflow.kernels.target import CPU, FusionLimits, Target  # noqa: E402
-from jobflow.ops.attention import AttentionBase  # noqa: E402
-from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp  # noqa: E402
-from jobflow.ops.matmul import Product  # noqa: E402
 from jobflow.plan.footprint import footprint  # noqa: E402
 from jobflow.plan.plan import Collective, Completion, Compute, Plan  # noqa: E402
 from jobflow.plan.traffic import handed  # noqa: E402
@@ -47,7 +43,7 @@ from jobflow.program.program import ALONE, Program  # noqa: E402
 
 RANKS = 8
 GPU = Target("cuda", "nvrtc", alignment=256, tables="jobflow.kernels.cuda.product_patterns", fusion=FusionLimits())
-OPERATIONS, MEMORY, BUS, LATENCY = 790e12, 3.0e12, 370e9, 20e-6
+BUS, LATENCY = 370e9, 20e-6
 #: a model, the strategy, and the samples of each rank
 MODELS = {
     "gpt2": ("gpt2", flow.strategies.mirrored(), 8),
@@ -72,25 +68,8 @@ def plan_of(name: str, early: bool = True) -> Plan:
 # -------------------------------------------------------------------- times
 
 
-def operations(call: Compute) -> float:
-    """Return the multiplications and additions of a product, a convolution or attention; 0 for other instructions."""
-    op, inputs, outputs = call.op, [slot.type for slot in call.inputs], [slot.type for slot in call.outputs]
-    if isinstance(op, ConvOp):
-        filters, result = {Conv: (inputs[1], outputs[0]), ConvGradInput: (inputs[1], inputs[0]), ConvGradWeight: (outputs[0], inputs[1])}[type(op)]
-        return 2.0 * result.size * filters.size / filters.shape[0]
-    if isinstance(op, EpilogueProduct):
-        op, inputs = op.product, inputs[:2]
-    if isinstance(op, AttentionBase):
-        return op.flops(*inputs)
-    if not isinstance(op, Product):
-        return 0.0
-    batches = math.prod(outputs[0].shape[:-2])
-    return 2.0 * math.sqrt(inputs[0].size * inputs[1].size * outputs[0].size / batches)
-
-
 def seconds(call: Compute) -> float:
-    nbytes = sum(slot.type.nbytes for slot in {*call.inputs, *call.outputs})
-    return max(operations(call) / OPERATIONS, nbytes / MEMORY)
+    return floor_of(call, H100_IN_PRACTICE).seconds
 
 
 def communication(each: Collective, rank: int) -> float:
@@ -140,7 +119,7 @@ class Order:
 def order_of(plan: Plan) -> Order:
     products, reductions = 0, []
     for instruction in plan.body:
-        if isinstance(instruction, Compute) and instruction.phase == "backward" and operations(instruction):
+        if isinstance(instruction, Compute) and instruction.phase == "backward" and floor_of(instruction, H100_IN_PRACTICE).operations:
             products += 1
         elif isinstance(instruction, Collective) and instruction.phase == "update":
             reductions.append((instruction.name, instruction.input.type.nbytes, products))
