@@ -1,15 +1,25 @@
-"""The rank that runs a graph on the GPU of its tensors."""
+"""The rank that runs a graph on the GPU of its tensors.
+
+A graph of all ranks of the world, each on a GPU of its own, uses NCCL, with the plans and captured graphs of jobs.  Other graphs exchange tensors
+through the memory of the hosts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
+import jobflow.core.scope as scope
 from jobflow.core.errors import PlacementError
+from jobflow.core.layout import Layout
+from jobflow.kernels.target import CPU, Target
 from jobflow.runtime.comm.communicator import Communicator
+from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
 from jobflow.runtime.comm.solo_communicator import SingleRankGroup
-from jobflow.runtime.comm.transports import host_communicator
+from jobflow.runtime.comm.transports import choose, facts, host_communicator
 from jobflow.runtime.world.world import Rank
+from jobflow.tensors.convert import agree
 from jobflow.tensors.gpus import device_name, gpu_of
 from jobflow.tensors.state import EagerState
 
@@ -17,10 +27,25 @@ if TYPE_CHECKING:
     from jobflow.tensors.eager_gpu import EagerGpu
 
 
-def rank_on(here: EagerState, ranks: Sequence[int], gpu: EagerGpu | None) -> Rank:
+def shared_target(here: EagerState, layouts: Iterable[Layout], gpu: EagerGpu | None, what: str) -> Target:
+    """Return the target of a program whose tensors have these layouts: a GPU if all ranks of the world take part and exchange through NCCL.
+
+    Otherwise, return the CPU.  `what` names the call in messages.  All ranks of the layouts must call this function.
+    """
+    placements = {layout.placement for layout in layouts}
+    takes_part = {rank for placement in placements for rank in placement.ranks}
+    if len(takes_part) < here.rank.size or not any(placement.tag == "cuda" for placement in placements):
+        return CPU
+    with scope.lock():
+        agree(here, here.rank.comm, crc32(what.encode()), lambda: what)
+        devices = here.rank.comm.exchange(facts(here.device if gpu is None else gpu.device))
+    return gpu.target if gpu is not None and choose(devices).kind == "nccl" else CPU
+
+
+def rank_on(here: EagerState, ranks: Sequence[int], gpu: EagerGpu | None, target: Target) -> Rank:
     """Return this rank, numbered within `ranks`, with a GPU as its device, or the host for None; all these ranks must call this function.
 
-    Ranks on GPUs exchange tensors through the memory of the hosts.
+    Ranks on GPUs use NCCL for a program for GPUs, and otherwise the memory of the hosts; `target` is that of the program.
     """
     host, index = here.rank.comm.group(ranks), list(ranks).index(here.rank.index)
     if gpu is None:
@@ -28,8 +53,17 @@ def rank_on(here: EagerState, ranks: Sequence[int], gpu: EagerGpu | None) -> Ran
     gpu.activate()
     comm: Communicator = SingleRankGroup(gpu.device.allocate, 0, host)
     if len(ranks) > 1:
-        comm = host_communicator(host, gpu.device)
+        comm = host_communicator(host, gpu.device) if target.kind == "cpu" else _nccl_of_world(here.rank, gpu).group(ranks)
     return Rank(index, len(ranks), gpu.device, comm)
+
+
+def _nccl_of_world(rank: Rank, gpu: EagerGpu) -> Communicator:
+    """Return the communicator of all ranks through NCCL, which the world closes."""
+    if isinstance(rank.comm, NcclCommunicator):
+        return rank.comm
+    if rank.gpu_comm is None:
+        rank.gpu_comm = NcclCommunicator(rank.comm, gpu.device)
+    return rank.gpu_comm
 
 
 def gpu_of_tensors(what: str, tensors: Iterable[tuple[str, Any]]) -> EagerGpu | None:

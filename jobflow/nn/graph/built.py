@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import SourceLine
+from jobflow.core.errors import SourceLine, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import TensorType
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Graph
+from jobflow.kernels.target import CPU, Target
 from jobflow.nn.graph.building import Draw
 from jobflow.tensors.structures import leaves
 
@@ -42,6 +43,11 @@ class Arguments(NamedTuple):
         return repr((*self.args, self.options) if self.options else self.args)
 
 
+def described_call(name: str, inputs: Sequence[Meta]) -> str:
+    """Return a description of the first call of a graph with these inputs, for messages."""
+    return f"the first call of {name}({', '.join(f'{meta.name} {meta}' for meta in inputs)}) at {user_line()}"
+
+
 @dataclass(frozen=True)
 class Built:
     """A traced graph, and the random counters, learning rates and schedules that the host updates at every run."""
@@ -60,6 +66,13 @@ class Built:
     local: bool
     #: tensors that Python numbers of build depend on
     guarded: Sequence[Guard] = ()
+    #: the target that all ranks share, and the CPU if they differ
+    target: Target = CPU
+
+    @property
+    def first_call(self) -> str:
+        """A description of the call that compiles the graph, for messages."""
+        return described_call(self.name, self.inputs)
 
 
 @dataclass(frozen=True)

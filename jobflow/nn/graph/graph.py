@@ -40,7 +40,7 @@ from jobflow.graph.training import Microbatches, Training
 from jobflow.kernels.target import CPU
 from jobflow.nn.amp import Scaler
 from jobflow.nn.graph.building import Building
-from jobflow.nn.graph.built import Arguments, Built, Guard, Meta
+from jobflow.nn.graph.built import Arguments, Built, Guard, Meta, described_call
 from jobflow.nn.graph.graph_optimizers import Added, Steps
 from jobflow.nn.graph.graph_strategies import spread
 from jobflow.nn.graph.running import Bound, Memory
@@ -49,7 +49,7 @@ from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizer import Optimizer
 from jobflow.runtime.collection import collection_paused
-from jobflow.tensors.gpu_ranks import gpu_of_tensors
+from jobflow.tensors.gpu_ranks import gpu_of_tensors, shared_target
 from jobflow.tensors.state import EagerState, state
 from jobflow.tensors.structures import filled, leaves
 
@@ -269,14 +269,15 @@ class Graph:
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
         local = all(layout is None for layout in layouts)
         gpu = self._gpu(here, building.tensors, arguments)
-        # all ranks need the same program, and the devices of other ranks are not part of the state
-        target = CPU if gpu is None or (here.rank.size > 1 and not local) else gpu.target
+        if local or here.rank.size == 1:
+            target = CPU if gpu is None else gpu.target
+        else:
+            target = shared_target(here, [layout for layout in layouts if layout is not None], gpu, described_call(self.name, metas))
         graph = logical(replace(first.program, tail=tail, whole=batch), first.outputs, target).graph
         schedules = self._schedules
         guarded = {id(guard.tensor): guard for body in (first, *others, *([] if whole is None else [whole])) for guard in guards(body.building)}
-        return Built(
-            self.name, graph, metas, arguments, first.returned, building.tensors, building.draws, steps.rates, schedules, local, [*guarded.values()]
-        )
+        tensors, rates, guards_of_tensors = building.tensors, steps.rates, [*guarded.values()]
+        return Built(self.name, graph, metas, arguments, first.returned, tensors, building.draws, rates, schedules, local, guards_of_tensors, target)
 
     def _traced(self, here: EagerState, metas: tuple[Meta, ...], arguments: Arguments, cut: Microbatches | None, size: int) -> Body:
         """Trace `build` for inputs like `metas`; if `cut` divides the batch into microbatches, trace it for one microbatch of `size` rows."""

@@ -84,7 +84,7 @@ class Bound:
         self.key = current_session().settings.computing, tuple(meta.type.shape for meta in built.inputs), scope.current().autocast
         self.group = RankGroup.of(built.graph)
         self._check_memory()
-        self.physical = distribute(self.group.graph(built.graph))
+        self.physical = distribute(self.group.graph(built.graph), built.target)
         self.lines = [
             " ".join(filter(None, (f"kernels: {self.key[0].kernels}", str(self.key[0].checks)))),
             *physical_text(self.physical).splitlines(),
@@ -147,10 +147,10 @@ class Bound:
     def _bind(self, loaded: Mapping[str, Tensor]) -> None:
         here, ranks = self.here, self.group.ranks
         comm = here.rank.comm.group(ranks)
-        what = self._described()
+        what = self.built.first_call
         agree(here, comm, crc32(what.encode()), lambda: what)
         self._compare(comm)
-        rank = self.memory.rank = self.memory.rank or rank_on(here, ranks, self.gpu)
+        rank = self.memory.rank = self.memory.rank or rank_on(here, ranks, self.gpu, self.built.target)
         storage = StorageChoice(share=current_session().settings.share_variables, copies=True, in_place=True)
         choose_cache_folder(current_session().settings.cache_folder)
         with state_of(rank).forgetting_on_error():
@@ -172,15 +172,13 @@ class Bound:
                 self._redistribute(x, variable)
         self._pieces(loaded)
 
-    def _described(self) -> str:
-        return f"the first call of {self.built.name}({', '.join(f'{meta.name} {meta}' for meta in self.built.inputs)}) at {user_line()}"
-
     def _compare(self, comm: Communicator) -> None:
         """Raise DivergedError unless all ranks have built the same graph."""
         if difference := compare_programs(self.lines, self.group.ranks, comm.exchange):
             first, other = difference.ranks
             raise DivergedError(
-                f"{self._described()}: ranks {first} and {other} have built different graphs, but every rank must build the same graph. {difference}"
+                f"{self.built.first_call}: ranks {first} and {other} have built different graphs, "
+                f"but every rank must build the same graph. {difference}"
             )
 
     def _adopt(self, state: State, comm: Communicator) -> list[Variable]:

@@ -122,7 +122,7 @@ class NcclFamily:
 
     def close(self) -> None:
         """Destroy the communicators; all ranks call this together."""
-        if self._root and self.ended is None:
+        if self._root and self.ended is None and self._finalizer.alive:
             try:
                 self._comm.barrier()  # no rank destroys a communicator that another rank still uses
             except JobflowError as error:

@@ -210,9 +210,10 @@ class CudaDevice:
         return self.new_event()
 
     def release_graphs(self) -> None:
-        """Destroy all captured graphs, which cannot be launched afterwards."""
+        """Destroy the captured graphs that contain communication, which cannot be launched afterwards."""
         for graph in list(self._graphs):
-            graph.release()
+            if graph.communicates:
+                graph.release()
 
     # ---------------------------------------------------------------- copies
 

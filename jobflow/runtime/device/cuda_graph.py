@@ -30,6 +30,10 @@ class CapturedGraph:
             function()
         self._launch(self._stream)
 
+    @property
+    def communicates(self) -> bool:
+        return bool(self._before)
+
     def follow(self, function: Callable[[], None]) -> None:
         """Call a function before each launch, if the graph contains communication."""
         if self._before:

@@ -136,7 +136,7 @@ class MpiProcess:
         for number in sorted(set.intersection(*worlds)):
             rank = self.left_open.pop(number)
             rank.memory.clear()
-            rank.comm.close()
+            rank.outermost.close()
 
     def progress(self) -> int:
         """Return the number of points that this rank has reached, summed over all counters."""
@@ -332,7 +332,7 @@ class MpiWorld:
         if self._commands is not None:
             self._commands.close()
             self._commands = None
-        self._rank.comm.close()
+        self._rank.outermost.close()
 
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         if self._closed:

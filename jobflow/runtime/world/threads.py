@@ -49,7 +49,7 @@ class CommandRun:
     def abort(self, reason: str) -> None:
         """Abort every rank separately, because a rank that waits for its device cannot be reached through other ranks."""
         for rank in self._ranks:
-            rank.comm.abort(reason)
+            rank.outermost.abort(reason)
 
     def finish(self) -> None:
         with self._guard:
@@ -83,7 +83,7 @@ class Worker:
         try:
             self.rank.device.activate()
             self.rank.memory.clear()
-            self.rank.comm.close()
+            self.rank.outermost.close()
         except BaseException as error:  # noqa: BLE001 - raised by the thread that closes the world
             self.failures.append(error)
 
@@ -169,7 +169,7 @@ class ThreadsWorld:
 
     def _reset(self) -> None:
         for rank in self.ranks:
-            rank.comm.reset()
+            rank.outermost.reset()
 
     def broadcast(self, item: Any, what: str) -> Any:
         return item
@@ -197,7 +197,7 @@ def _shut_down(workers: Sequence[Worker], blas_threads: int | None, state: Threa
         worker.start(None)
     if not _joined(workers):
         for worker in workers:
-            worker.rank.comm.abort("the world is closed while a rank is busy")
+            worker.rank.outermost.abort("the world is closed while a rank is busy")
         _joined(workers)
     if blas_threads is not None:
         blas.limit(blas_threads)

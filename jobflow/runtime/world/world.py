@@ -37,6 +37,13 @@ class Rank:
     memory: dict[str, Any] = field(default_factory=dict)
     #: id of the process that created the rank
     pid: int = field(default_factory=os.getpid)
+    #: the communicator of tensors on GPUs, which uses `comm` for everything else; None before the first graph that needs it
+    gpu_comm: Communicator | None = None
+
+    @property
+    def outermost(self) -> Communicator:
+        """The communicator whose close, abort and reset also apply to `comm`."""
+        return self.comm if self.gpu_comm is None else self.gpu_comm
 
     def check_process(self) -> None:
         """Raise JobError in a forked child; see `environment.check_process`."""
