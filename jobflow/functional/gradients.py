@@ -230,11 +230,15 @@ class set_detect_anomaly:
 
     Jobs and graphs that are called while the switch is on raise JobError if a gradient or a result contains NaN, before variables change.  The error
     names the instruction that computed the first NaN.
+    Raises: ArgumentError unless both arguments are True or False.
     """
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:
+        for name, value in (("mode", mode), ("check_nan", check_nan)):
+            if not isinstance(value, bool):
+                raise ArgumentError(f"set_detect_anomaly at {user_line()}: {name} must be True or False; got {value!r}")
         self.before = anomalies.enabled, anomalies.check_nan
-        anomalies.enabled, anomalies.check_nan = bool(mode), bool(check_nan)
+        anomalies.enabled, anomalies.check_nan = mode, check_nan
 
     def __enter__(self) -> Self:
         return self

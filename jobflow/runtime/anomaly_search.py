@@ -47,7 +47,7 @@ class AnomalySearch:
         named += [(f'argument "{feed.name}"', feed.slot) for feed in self._plan.feeds]
         spoiled = [f"{name} contains NaN before the run" for name, slot in named if self._search([slot])()[0]]
         if spoiled:
-            text = f"job {self._plan.job}: {', '.join(spoiled)}; no variable has changed"
+            text = f"job {self._plan.job}: {', '.join(spoiled)}; no variable has changed; check the data and earlier steps"
             failure: FailedAssertion | None = FailedAssertion(-1, rank, JobError, text)
         else:
             failure = None
@@ -56,7 +56,7 @@ class AnomalySearch:
             (instruction, _), *_ = prepared = list(group)
             for _, (function, values) in prepared:
                 function(*values)
-            before = before if isinstance(instruction, Compute) else instruction.order  # NaN that it brings is from another rank
+            before = before if isinstance(instruction, Compute) else instruction.order  # received NaN is from another rank
             if failure is None:
                 nan, infinity = self._search(list(_written(instruction)))()
                 if nan:

@@ -124,6 +124,9 @@ def test_anomaly_detection_can_be_switched() -> None:
     with pytest.raises(flow.JobError, match="NaN"):
         nan()
     autograd.set_detect_anomaly(False)
+    with pytest.raises(flow.ArgumentError, match=r"set_detect_anomaly at .*: mode must be True or False; got 'no'"):
+        autograd.set_detect_anomaly("no")  # type: ignore[arg-type]
+    assert not autograd.is_anomaly_enabled()
     nan()
 
 

@@ -28,7 +28,7 @@ from jobflow.runtime.comm import nccl_family, peer_communicator, staged_communic
 from jobflow.runtime.comm.blocking_calls import NAME as BLOCKING
 from jobflow.runtime.comm.communicator import Binding
 from jobflow.runtime.comm.nccl_calls import perform
-from jobflow.runtime.comm.transports import RankDevice, choose
+from jobflow.runtime.comm.transports import RankDevice, choose, facts
 from jobflow.runtime.device import cuda_device as cuda
 from jobflow.runtime.device import cuda_windows
 from jobflow.runtime.device.numpy_device import CpuDevice
@@ -97,6 +97,13 @@ def instructions(text: str) -> list[Instruction]:
         "c": lambda order: Collective("all_reduce", (0, 1), SLOT, SLOT, (1,), (), SUM, order, "sum"),
     }
     return [make[word[0]](int(word[1:])) for word in text.split()]
+
+
+def test_unknown_value_of_the_setting_of_windows_is_reported(gpus: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    notices.forget()
+    monkeypatch.setenv("JOBFLOW_GPU_IPC", "yes")
+    assert not facts(cuda.CudaDevice(0)).opens
+    assert "JOBFLOW_GPU_IPC=yes has no effect: set it to 0 or 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def facts(device: Device) -> RankDevice:
     """Return the facts of this rank's device."""
     if device.tag == "cpu":
         return RankDevice("cpu", "", 0, False)
+    if (setting := os.environ.get(WINDOWS_SETTING, "0")) not in ("", "0", "1"):
+        notice(f"{WINDOWS_SETTING}={setting} has no effect: set it to 0 or 1")
     return RankDevice("gpu", device.identity, device.nccl_version, *(os.environ.get(name) == "1" for name in (SHARED_GPU_SETTING, WINDOWS_SETTING)))
 
 
