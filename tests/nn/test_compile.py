@@ -325,7 +325,7 @@ def test_a_compiled_module_shares_everything_with_the_module() -> None:
     assert list(outer.state_dict()) == [f"0.{name}" for name in net.state_dict()]
     x = flow.ones(2, 2, 6, 6)
     for other in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
-        np.testing.assert_array_equal(other(x).numpy(), net(x).numpy())
+        np.testing.assert_allclose(other(x).numpy(), net(x).numpy(), rtol=1e-5, atol=1e-6)  # compiled sums have another order
 
 
 def test_backward_through_changed_parameters_raises() -> None:
