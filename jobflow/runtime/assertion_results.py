@@ -59,7 +59,7 @@ class RunFailures:
 
 
 class AssertionResults:
-    """The results of the assertions of one program: on one rank, or on all `ranks` of a communicator, of which this one is number `me`."""
+    """The results of the assertions of one program: on one rank, or on all `ranks` of a communicator; `me` is the position of this rank."""
 
     def __init__(self, device: Any, ranks: Sequence[RankAssertions], me: int, prints: bool) -> None:
         """`prints` is True if printed kernels compute the assertions that have one."""

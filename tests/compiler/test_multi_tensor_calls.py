@@ -50,7 +50,7 @@ def test_casts_of_weights_and_of_gradients_are_two_calls() -> None:
     assert [len(call) for call in merged(plan_of(layers, replace(ONE, fusion=FusionLimits(tensors=2)), train=True, half=bfloat16))] == [2, 2]
 
 
-def test_dependent_operations_stay_apart() -> None:
+def test_dependent_operations_are_not_merged() -> None:
     def chain(tracer: Tracer) -> Any:
         x, w = tracer.input("x", type_(4, 4), split=False), variable(tracer, "w", 4, 4)
         return relu(matmul(relu(matmul(relu(matmul(x, w)), w)), w))

@@ -8,6 +8,7 @@ import itertools
 import shutil
 import sys
 import tempfile
+import threading
 import types
 import weakref
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from jobflow.kernels.cuda import compiled_text
 #: address -> library and name of a function
 _FUNCTIONS: dict[int, tuple[Any, str]] = {}
 _ADDRESSES = itertools.count(1)
+#: a library holds the block and thread of a running kernel in static memory, which threads of ranks that share a GPU would overwrite
+_LAUNCHING = threading.Lock()
 
 
 class Function:
@@ -54,7 +57,8 @@ def launch_kernel(
     entry = getattr(library, f"call_{name}")
 
     def launch() -> None:
-        library.launch(entry, ctypes.c_void_p(parameters), x, block_x, block_y)
+        with _LAUNCHING:
+            library.launch(entry, ctypes.c_void_p(parameters), x, block_x, block_y)
 
     if stream in Stream.all:
         Stream.all[stream].run(launch)

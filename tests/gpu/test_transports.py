@@ -319,7 +319,7 @@ def test_waits_behind_a_dead_peer_end_with_the_cause(gpus: None, read: str) -> N
 
 
 @pytest.mark.parametrize("read", READS)
-def test_the_host_listens_in_every_wait(gpus: None, monkeypatch: pytest.MonkeyPatch, read: str) -> None:
+def test_every_wait_detects_failed_ranks(gpus: None, monkeypatch: pytest.MonkeyPatch, read: str) -> None:
     device = cuda.CudaDevice(0)
     device.activate()
     array = device.constant(np.ones(5, np.float32))

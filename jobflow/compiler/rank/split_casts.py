@@ -1,4 +1,4 @@
-"""Ordered program -> the same program, in which each reader of a value that was widened from half precision has a cast of its own.
+"""Ordered program -> the same program, in which each reader of a value widened from half precision has a separate cast.
 
     r = relu_grad(y, dy); w = float32(r)                              r = relu_grad(y, dy); w1 = float32(r); sums(w1)
     sums(w); gradient(w)               stores w in 32 bits            w2 = float32(r); gradient(w2)            stores r in 16 bits

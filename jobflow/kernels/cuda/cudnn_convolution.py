@@ -32,7 +32,7 @@ from jobflow.kernels.target import ProductMode, Target
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp
 from jobflow.ops.op import Binder, Call, Op
 
-#: bytes of which an address is a multiple, and bytes of the largest workspace
+#: alignment of addresses, and size of the largest workspace, in bytes
 ALIGNMENT, WORKSPACE = 16, 512 << 20
 #: plans that are timed, and runs of each
 TIMED, RUNS = 5, 4
@@ -114,7 +114,7 @@ class ConvolutionGraph:
         return int(self.graph.get_execution_plan_count())
 
     def supported(self) -> Iterator[tuple[int, int]]:
-        """Build the proposed plans one after the other; yield the number and the bytes of the workspace of those that cuDNN supports."""
+        """Build the proposed plans one after the other; yield the number and the bytes of the workspace of each plan that cuDNN supports."""
         for index in range(self.propose()):
             nbytes = self.build_at(index)
             if nbytes is not None:

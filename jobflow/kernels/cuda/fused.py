@@ -135,7 +135,7 @@ def _of_kind(stage: Stage) -> PreparedKernel:
 
 
 def _aliased(stage: Stage, inputs: int) -> list[int]:
-    """Return the operands that share memory with another one, of which one at least is written; outputs follow `inputs` inputs."""
+    """Return the operands that share memory with another operand, if an instruction writes one of them; outputs follow `inputs` inputs."""
     pairs = [(i, k) for k, target in enumerate(stage.targets) for i, a in enumerate(stage.inputs) if np.may_share_memory(a, target)]
     return sorted({k for i, j in pairs for k in (i, inputs + j)})
 

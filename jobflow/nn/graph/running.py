@@ -364,7 +364,7 @@ class Bound:
         return provenance, outputs
 
     def _note_writes(self, copied: Iterable[str]) -> None:
-        """Report variables that others than this program may have written: the `copied` ones, and those in memory with unknown writes."""
+        """Report variables that other programs or libraries may have written: the `copied` ones, and those in memory with unknown writes."""
         assert self.memory.rank is not None
         state, memory = state_of(self.memory.rank), self.memory
         unknown = (name for name, resident in self.shadowed if resident.exported or resident.writes != memory.writes.get(name))

@@ -1,4 +1,4 @@
-"""Calls of a library that may block for ever after the failure of another rank, executed in a separate thread."""
+"""Calls of a library that may never return after the failure of another rank, executed in a separate thread."""
 
 from __future__ import annotations
 

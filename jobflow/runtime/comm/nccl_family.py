@@ -144,7 +144,7 @@ class NcclFamily:
         self.root.destroy()
 
 
-#: an advice for users
+#: advice for users
 _ADVICE = "set NCCL_DEBUG=WARN to print its messages, and start a new session with clear_default_session()"
 
 

@@ -8,7 +8,7 @@ from jobflow.core.notices import notice
 
 #: one algorithm and protocol for messages of all sizes, and no sums in switches
 SETTINGS = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
-#: appended to by the first communicator of the process, which reads the variables
+#: set when the first communicator of the process reads the variables
 _started: list[bool] = []
 
 

@@ -13,7 +13,7 @@ from jobflow.runtime.device.cuda_copies import Uploads
 
 #: bytes from which an array is received on the stream of copies
 LEAST = 1 << 20
-#: blocks without an array that are kept for later arrays: some are filled while kernels read others
+#: unused blocks for later arrays: some are filled while kernels read others
 SPARE = 4
 
 

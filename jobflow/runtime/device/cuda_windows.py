@@ -25,7 +25,7 @@ class WindowHandle(NamedTuple):
 
 
 class OwnWindow:
-    """Memory of a rank that its peers read; it is an allocation of its own, because a handle names a whole allocation."""
+    """Memory of a rank that its peers read; it is a separate allocation, because a handle names a whole allocation."""
 
     def __init__(self, cupy: Any, index: int, nbytes: int) -> None:
         with cupy.cuda.Device(index):
