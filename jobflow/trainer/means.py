@@ -11,6 +11,7 @@ from jobflow.ops.arithmetic import Add, Divide, Multiply, Subtract
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.likelihood import NegativeLogLikelihood
+from jobflow.ops.logit_likelihood import LogitLoss
 from jobflow.ops.pointwise import Negate
 from jobflow.ops.reduce import Reduce, ReduceSum, SquareSum
 from jobflow.ops.scalar import Cast, DivideBy, Scale, Shift
@@ -64,7 +65,7 @@ def _is_constant(value: Value) -> bool:
 def _is_likelihood(value: Value) -> bool:
     """Return True for the sum in a cross entropy, which is divided by the sum of the label weights."""
     value = _unshaped(value)
-    return isinstance(value.node.op, ReduceSum) and any(isinstance(node.op, NegativeLogLikelihood) for node in _ancestors(value))
+    return isinstance(value.node.op, ReduceSum) and any(isinstance(node.op, NegativeLogLikelihood | LogitLoss) for node in _ancestors(value))
 
 
 def _unshaped(value: Value) -> Value:

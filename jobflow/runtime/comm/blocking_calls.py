@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from jobflow.runtime.thread_start import start_thread
+
 T = TypeVar("T")
 
 #: the name of the threads
@@ -25,7 +27,7 @@ class BlockingCall(Generic[T]):
         self._results: list[T] = []
         self._error: BaseException | None = None
         self._over = threading.Event()
-        threading.Thread(target=self._perform, name=NAME, daemon=True).start()
+        start_thread(self._perform, NAME)
 
     def _perform(self) -> None:
         try:
