@@ -74,6 +74,7 @@ class Outcome:
 def run_steps(part: str, steps: Sequence[Step], out: Path, budget: float) -> list[Outcome]:
     """Run the steps within `budget` seconds.  Write `{part}.log`, the output of all steps, and `{part}.jsonl`, an outcome a line, to `out`."""
     LIBC.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, _exit_by_signal)  # `timeout` must not leave the running step behind
     deadline = time.monotonic() + budget
