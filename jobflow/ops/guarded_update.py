@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from jobflow.core.errors import ShapeError
-from jobflow.core.layout import B, Box, Rule, Signature
+from jobflow.core.layout import Rule
 from jobflow.core.types import Tensor, TensorType, float32, float64, int64
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression
-from jobflow.ops.indexed import AxisReduction, Indexed
-from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, sample
+from jobflow.ops.indexed import AxisReduction
+from jobflow.ops.op import LETTERS, Grads, Sample, apply, sample
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, SgdUpdate
 from jobflow.ops.pointwise import FLOATS, Pointwise, check_dtypes, sample_data
 from jobflow.ops.update import Assign, Updated
+from jobflow.ops.wrapped_update import UpdateWithNumber
 
 #: the type of the count that `GuardedUpdate` reads
 COUNT = TensorType((1,), int64)
@@ -56,57 +56,17 @@ def count_not_finite(x: Tensor, *, name: str | None = None) -> Tensor:
     return n
 
 
-class GuardedUpdate(Updated, Indexed):
+class GuardedUpdate(UpdateWithNumber):
     """The update `op` with a condition: the variables change only if the last input, a count of non-finite elements, is zero."""
-
-    op: Updated
-
-    @property
-    def alias(self) -> Mapping[int, int]:  # type: ignore[override]
-        return self.op.alias
-
-    @property
-    def count(self) -> int:
-        return self.op.count
-
-    @property
-    def single(self) -> frozenset[int]:  # type: ignore[override]
-        return self.op.single
-
-    @property
-    def results(self) -> int:  # type: ignore[override]
-        return self.op.count
-
-    @property
-    def flat(self) -> bool:  # type: ignore[override]
-        return self.op.flat
-
-    @property
-    def like(self) -> int:  # type: ignore[override]
-        return self.op.like
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         if types[-1] != COUNT:
             raise ShapeError(f"guardedupdate: the count of non-finite elements has type {types[-1]} instead of {COUNT}")
         return self.op.infer(*types[:-1])
 
-    def rule(self, *types: TensorType) -> Rule:
-        own = self.op.rule(*types[:-1])
-        left, _, right = own.spec.partition("->")
-        return replace(own, spec=f"{left},1->{right}", also=tuple(Signature((*s.inputs, B), s.outputs) for s in own.also))
-
-    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
-        op = self.op.localize(inputs[:-1], outputs)
-        assert isinstance(op, Updated)
-        return self if op is self.op else replace(self, op=op)
-
     def output_expressions(self, *read: Expression) -> tuple[Expression, ...]:
         *own, bad = read
-        assert isinstance(self.op, Pointwise), f"{self.op} has no formula"
-        return tuple(language.where(language.not_equal(bad, 0), own[self.alias[i]], y) for i, y in enumerate(self.op.output_expressions(*own)))
-
-    def formula(self, f: Any, *elements: Any) -> Any:
-        return self.output_expressions(*elements)
+        return tuple(language.where(language.not_equal(bad, 0), own[self.alias[i]], y) for i, y in enumerate(self.new_values(*own)))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -11,20 +11,17 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import TensorType
 from jobflow.expressions.language import Expression
 from jobflow.ops.guarded_update import GuardedUpdate
-from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import Sample, sample
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, SgdUpdate
-from jobflow.ops.pointwise import Pointwise
-from jobflow.ops.update import Updated
+from jobflow.ops.wrapped_update import WrappedUpdate
 
 
-class ShadowUpdate(Updated, Indexed):
+class ShadowUpdate(WrappedUpdate):
     """The update `op`, which also writes the new value of variable number `index` to its shadow, a copy in half precision.
 
     The shadow follows the variables of `op` among the inputs and outputs.  Its old value is not read.
     """
 
-    op: Updated
     index: int = 0
 
     @property
@@ -34,22 +31,6 @@ class ShadowUpdate(Updated, Indexed):
     @property
     def count(self) -> int:
         return self.op.count + 1
-
-    @property
-    def single(self) -> frozenset[int]:  # type: ignore[override]
-        return self.op.single
-
-    @property
-    def results(self) -> int:  # type: ignore[override]
-        return self.op.count + 1
-
-    @property
-    def flat(self) -> bool:  # type: ignore[override]
-        return self.op.flat
-
-    @property
-    def like(self) -> int:  # type: ignore[override]
-        return self.op.like
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         n = self.op.count
@@ -64,14 +45,10 @@ class ShadowUpdate(Updated, Indexed):
         return Rule(f"{','.join([*words[:n], words[self.index], *words[n:]])}->{right},{words[self.index]}")
 
     def output_expressions(self, *read: Expression) -> tuple[Expression, ...]:
-        assert isinstance(self.op, Pointwise), f"{self.op} has no formula"
         n = self.op.count
-        outputs = self.op.output_expressions(*read[:n], *read[n + 1 :])
+        outputs = self.new_values(*read[:n], *read[n + 1 :])
         new = next(i for i, source in self.op.alias.items() if source == self.index)
         return (*outputs, outputs[new])
-
-    def formula(self, f: object, *elements: Expression) -> tuple[Expression, ...]:
-        return self.output_expressions(*elements)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fake_cupy
 import fake_streams
 import numpy as np
+import pytest
 
 #: seconds that a rank waits for another
 PATIENCE = 20.0
@@ -241,3 +242,16 @@ def install(folder: Path) -> None:
     names = {"get_unique_id": lambda: uuid.uuid4().hex.encode(), "NcclCommunicator": Communicator, "groupStart": start, "groupEnd": end}
     names |= {"NcclConfig": Config, "get_version": lambda: 22809}
     vars(sys.modules["cupy.cuda.nccl"]).update(available=True, **names, **WORDS, **OPERATIONS)
+
+
+@contextlib.contextmanager
+def gpus(monkeypatch: pytest.MonkeyPatch, folder: Path, count: int, delay: float = 0.0) -> Iterator[None]:
+    """Simulate a machine with GPUs and NCCL, whose collectives take random times of about `delay` seconds."""
+    for name, module in fake_cupy.modules(count).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    install(folder)
+    monkeypatch.setattr(Communicator, "delay", delay)
+    before = fake_cupy.current.device
+    yield
+    fake_cupy.current.device = before
+    fake_cupy.current.streams.clear()

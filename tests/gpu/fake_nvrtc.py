@@ -17,10 +17,13 @@ from typing import Any
 
 import fake_cublas
 import fake_cupy
+import fake_streams
 import host_cuda
 import pytest
 from fake_streams import Stream
 
+import jobflow as flow
+from jobflow.core import scope
 from jobflow.kernels.cuda import compiled_text
 
 #: address -> library and name of a function
@@ -84,3 +87,15 @@ def installed(monkeypatch: pytest.MonkeyPatch, cupy: dict[str, types.ModuleType]
     compiled_text.compiler.cache_clear()
     yield sys.modules["cupy"]
     compiled_text.compiler.cache_clear()
+
+
+@contextlib.contextmanager
+def session_of_one_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Replace CuPy by its imitation, and run the jobs of this context on one GPU in a new session."""
+    before = fake_streams.current.device
+    with installed(monkeypatch), scope.using(root=scope.Root()):
+        flow.config.gpu_device_num(1)
+        yield
+        flow.clear_default_session()
+    fake_streams.current.device = before
+    fake_streams.current.streams.clear()

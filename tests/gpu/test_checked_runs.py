@@ -13,7 +13,7 @@ import pytest
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow import nn, scope
+from jobflow import nn
 from jobflow.core.errors import AxisError, JobError, PlanError
 from jobflow.core.types import bfloat16
 from jobflow.engine.session import current_session
@@ -31,13 +31,8 @@ pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = fake_streams.current.device
-    with fake_nvrtc.installed(monkeypatch), scope.using(root=scope.Root()):
-        flow.config.gpu_device_num(1)
+    with fake_nvrtc.session_of_one_gpu(monkeypatch):
         yield
-        flow.clear_default_session()
-    fake_streams.current.device = before
-    fake_streams.current.streams.clear()
 
 
 def train_job() -> Callable[[Any], Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import fake_cupy
 import fake_nccl
 import gpt
 import numpy as np
@@ -29,15 +27,9 @@ STRATEGIES = [("dp", 2, 1), ("dp", 3, 2), ("zero2", 2, 1), ("zero3", 2, 1), ("pp
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine that seems to have eight GPUs and NCCL, whose collectives take random times."""
-    for name, module in fake_cupy.modules(8).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    fake_nccl.install(tmp_path)
-    monkeypatch.setattr(fake_nccl.Communicator, "delay", 1e-3)
     monkeypatch.setenv("JOBFLOW_KERNELS", "numpy")
-    before = fake_cupy.current.device
-    yield
-    fake_cupy.current.device = before
-    fake_cupy.current.streams.clear()
+    with fake_nccl.gpus(monkeypatch, tmp_path, 8, delay=1e-3):
+        yield
 
 
 def losses(strategy: str, microbatches: int) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,15 +34,9 @@ MESSAGE = r"label 3 at \[5\] is outside \[0, 3\)"
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine that seems to have two GPUs and NCCL, whose collectives take random times."""
-    for name, module in fake_cupy.modules(2).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    fake_nccl.install(tmp_path)
-    monkeypatch.setattr(fake_nccl.Communicator, "delay", 1e-3)
     monkeypatch.setenv("JOBFLOW_KERNELS", "numpy")
-    before = fake_cupy.current.device
-    yield
-    fake_cupy.current.device = before
-    fake_cupy.current.streams.clear()
+    with fake_nccl.gpus(monkeypatch, tmp_path, 2, delay=1e-3):
+        yield
 
 
 def on_ranks(n: int, program: Callable[[int], Any]) -> list[Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_cupy
 import fake_nccl
 import numpy as np
 import pytest
@@ -26,14 +24,9 @@ LABELS = np.array([0, 2, 1, 2], np.int32)
 
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    for name, module in fake_cupy.modules(2).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    fake_nccl.install(tmp_path)
     monkeypatch.setenv("JOBFLOW_KERNELS", "numpy")
-    before = fake_cupy.current.device
-    yield
-    fake_cupy.current.device = before
-    fake_cupy.current.streams.clear()
+    with fake_nccl.gpus(monkeypatch, tmp_path, 2):
+        yield
 
 
 def losses(device: str, ranks: int, inside: str, where: str) -> tuple[list[float], list[str]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import carrying
-import fake_cupy
 import fake_nccl
 import numpy as np
 import on_device
@@ -32,14 +31,9 @@ from jobflow.runtime.world.threads import ThreadsWorld
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine that seems to have three GPUs and NCCL."""
-    for name, module in fake_cupy.modules(3).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    fake_nccl.install(tmp_path)
     monkeypatch.setenv("JOBFLOW_KERNELS", "numpy")
-    before = fake_cupy.current.device
-    yield
-    fake_cupy.current.device = before
-    fake_cupy.current.streams.clear()
+    with fake_nccl.gpus(monkeypatch, tmp_path, 3):
+        yield
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from labelled_step import BAD, GOOD, MESSAGE, X, declared, loss_of, variables
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow import scope
 from jobflow.engine.session import current_session
 from jobflow.kernels.cuda.guarded_launches import guarded_text
 from jobflow.program.commands import executors_of
@@ -31,13 +30,8 @@ pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = fake_streams.current.device
-    with fake_nvrtc.installed(monkeypatch), scope.using(root=scope.Root()):
-        flow.config.gpu_device_num(1)
+    with fake_nvrtc.session_of_one_gpu(monkeypatch):
         yield
-        flow.clear_default_session()
-    fake_streams.current.device = before
-    fake_streams.current.streams.clear()
 
 
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:

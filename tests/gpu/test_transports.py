@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import carrying
-import fake_cupy
 import fake_nccl
 import fake_streams
 import numpy as np
@@ -40,13 +39,8 @@ from jobflow.runtime.world.world import Rank
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    for name, module in fake_cupy.modules(3).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    fake_nccl.install(tmp_path)
-    before = fake_cupy.current.device
-    yield
-    fake_cupy.current.device = before
-    fake_cupy.current.streams.clear()
+    with fake_nccl.gpus(monkeypatch, tmp_path, 3):
+        yield
 
 
 def world_on(*indices: int | None) -> ThreadsWorld:

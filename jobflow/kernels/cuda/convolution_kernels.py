@@ -9,7 +9,7 @@ from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cuda.compiled_text import compiler
 from jobflow.kernels.cuda.convolution_tiles import THREADS, ConvolutionText
 from jobflow.kernels.cuda.fused import placeholders
-from jobflow.kernels.cuda.launches import KernelLaunch
+from jobflow.kernels.cuda.launches import KernelLaunch, refused_arrays
 from jobflow.kernels.cuda.pooling_kernels import addresses
 from jobflow.kernels.registry import register
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp
@@ -25,11 +25,7 @@ class ConvolutionKernel:
     name: str = "printed convolution"
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        if any(0 in a.shape for a in (*inputs, *outputs)):
-            return "an operand has no elements"
-        if any(stride % a.dtype.itemsize for a in (*inputs, *outputs) for stride in a.strides):
-            return "a stride is not a multiple of the element size"
-        return None
+        return refused_arrays((*inputs, *outputs))
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         assert isinstance(op, ConvOp)

@@ -57,3 +57,12 @@ def _word(argument: Any) -> int:
     if isinstance(argument, np.generic):
         raise PlanError(f"kernel argument {argument!r}: only integers and arrays are passed to printed kernels")
     return address(argument) if isinstance(argument, np.ndarray) else int(argument.data.ptr)
+
+
+def refused_arrays(arrays: Sequence[Array]) -> str | None:
+    """Return the reason kernels that index arrays by elements cannot compute on these arrays, or None."""
+    if any(0 in a.shape for a in arrays):
+        return "an operand has no elements"
+    if any(stride % a.dtype.itemsize for a in arrays for stride in a.strides):
+        return "a stride is not a multiple of the element size"
+    return None
