@@ -246,7 +246,7 @@ def install(folder: Path) -> None:
 
 @contextlib.contextmanager
 def gpus(monkeypatch: pytest.MonkeyPatch, folder: Path, count: int, delay: float = 0.0) -> Iterator[None]:
-    """Simulate a machine with GPUs and NCCL, whose collectives take random times of about `delay` seconds."""
+    """Simulate a machine with GPUs and NCCL, whose collectives take random times of at most `delay` seconds."""
     for name, module in fake_cupy.modules(count).items():
         monkeypatch.setitem(sys.modules, name, module)
     install(folder)
