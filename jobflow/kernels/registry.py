@@ -280,7 +280,7 @@ def kernel_call(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequen
 
 
 def _unordered(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    """Return the reason the kernel of an operation that adds at indices is not deterministic on a GPU; sums of integers have no order."""
+    """Return the reason additions at indices are not deterministic on a GPU, or None; the order of integer additions has no effect."""
     if all(array.dtype.kind in "iub" for array in outputs):
         return None
     return "CuPy adds at computed indices by atomic additions, whose order varies; flow.use_deterministic_algorithms(False) permits this"

@@ -93,7 +93,7 @@ def test_programs_for_cpus_are_unchanged() -> None:
     assert images_in_float32(cpu) and not any(isinstance(op, BatchMoments) for ops in operations(cpu) for op in ops)
 
 
-def test_moments_equal_the_chain() -> None:
+def test_batch_moments_equal_the_chain_of_sums() -> None:
     x = np.random.default_rng(0).standard_normal((5, 3, 4, 2)) + 10
     mean, variance, corrected = (np.empty(3) for _ in range(3))
     BatchMoments(1, 1.5).kernel(np, x, mean, variance, corrected)

@@ -66,7 +66,7 @@ def test_dependent_operations_are_not_merged() -> None:
 
 
 @pytest.mark.parametrize("half", [None, bfloat16], ids=str)
-def test_merged_calls_train_alike(half: Any) -> None:
+def test_losses_do_not_change_if_calls_are_merged(half: Any) -> None:
     graph = trace(layers, train=True, optimizer=Sgd(0.5), half=half)
     random = np.random.default_rng(0)
     values = {name: random.normal(size=v.type.shape).astype(np.float32) for name, v in graph.variables.items()}

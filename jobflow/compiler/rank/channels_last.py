@@ -62,7 +62,7 @@ def _results(step: LocalInstruction, orders: ImageOrders) -> Iterator[LocalValue
 
 
 def convert_images(program: RankProgram) -> RankProgram:
-    """Copy values in another order that ops on images read, and values with channels innermost that the caller reads."""
+    """Insert copies of values whose memory order differs from the order that an op on images, or the caller, requires."""
     formats = program.target.patterns.formats
     if not formats.channels_last or next(_on_images(program, formats), None) is None:
         return program

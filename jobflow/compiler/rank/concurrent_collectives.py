@@ -1,4 +1,4 @@
-"""Ordered program -> the same program with collectives that run beside the computation, on targets with a communication stream.
+"""Ordered program -> the same program with collectives that run concurrently with the computation, on targets with a communication stream.
 
 GPUs run collectives on one stream, in the order of the schedule, and kernels on another one.  A collective then has two instructions:
 its start, and a wait for its completion right before the first instruction that reads the result.

@@ -82,7 +82,7 @@ class NcclFamily:
         self._root.append(self._blocking(what, lambda: create(self._comm.size, identity, self._comm.rank, config)))
 
     def _blocking(self, what: str, create: Callable[[], Any]) -> Any:
-        """Return the communicator that `create` returns; raise the error of a failed rank, for which it would wait without end."""
+        """Return the communicator from `create`; raise the error of a failed rank, which `create` would wait for forever."""
 
         def on_device() -> Any:
             self._device.activate()

@@ -283,12 +283,12 @@ class CudaDevice:
         self.wait(self.stream)
 
     def fetch_later(self, source: Array, host: Array, done: Any) -> None:
-        """Start a copy of `source` to page-locked memory, which is complete when the event `done` is."""
+        """Start a copy of `source` to page-locked memory; the event `done` marks its end."""
         source.get(stream=self.stream, out=host, blocking=False)
         done.record(self.stream)
 
     def put_later(self, target: Array, host: Array, done: Any) -> None:
-        """Start a copy of page-locked memory to `target`, which is complete when the event `done` is."""
+        """Start a copy of page-locked memory to `target`; the event `done` marks its end."""
         target.set(host, stream=self.stream)
         done.record(self.stream)
 
