@@ -216,8 +216,11 @@ class TestNccl:
             one_gpu_each.call(carrying.relay)
 
 
-def between(ranks: int) -> str:
-    return "NcclCommunicator" if not missing(ranks, nccl=True) else "StagedCommunicator"
+def between(ranks: int, processes: int) -> str:
+    """Return the class of the communicator; without NCCL, processes read each other's memory if the variable requests it."""
+    if not missing(ranks, nccl=True):
+        return "NcclCommunicator"
+    return "PeerCommunicator" if processes > 1 and os.environ.get("JOBFLOW_GPU_IPC") == "1" else "StagedCommunicator"
 
 
 @pytest.fixture
@@ -250,10 +253,10 @@ class TestPrograms:
 
     @pytest.mark.parametrize("name", PROGRAMS)
     def test_threads(self, name: str, losses: Any) -> None:
-        losses(name, 2, 1, between(2))
+        losses(name, 2, 1, between(2, 1))
 
     @pytest.mark.mpi
     @pytest.mark.skipif(mpiexec.find() is None, reason="there is no mpiexec: pip install '.[mpi]'")
     @pytest.mark.parametrize("name", PROGRAMS)
     def test_processes(self, name: str, losses: Any) -> None:
-        losses(name, 2, 2, between(2))
+        losses(name, 2, 2, between(2, 2))
