@@ -14,7 +14,7 @@ from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression, element, replaced
 from jobflow.kernels.cuda.fused import launched, prepared
 from jobflow.kernels.cuda.multi_tensor_kernels import launches
-from jobflow.kernels.cuda.pooling_kernels import channels_at_once, print_pooling
+from jobflow.kernels.cuda.pooling_kernels import pooling_blocks, print_pooling
 from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.kernels.registry import at
 from jobflow.ops import activation, loss, norm, optimizer_updates, pool, reduce, scaled_update, shadow_update, softmax
@@ -121,7 +121,7 @@ def _pooling() -> Iterator[HotKernel]:
         ("pooling: gradient of maximum", pool.MaxPoolGrad(*WINDOW), [images, pooled, pooled], images),
     ):
         arrays = [_channels_last(a) for a in _arrays([*inputs, output])]
-        yield HotKernel(name, print_pooling(op, arrays), -(-(output.size // channels_at_once(arrays)) // 256), 256)
+        yield HotKernel(name, print_pooling(op, arrays), pooling_blocks(op, arrays, 6272), 256)
 
 
 def _channels_last(a: Array) -> Array:

@@ -12,7 +12,7 @@ import nvidia_compiler
 import pytest
 from on_device import TOLERANCE, cases, host_results, single
 
-from jobflow.core.types import bfloat16, float32, type_of
+from jobflow.core.types import bfloat16, float32, float64, type_of
 from jobflow.kernels.cuda.pooling_kernels import PoolingKernel, addresses, channels_at_once, print_pooling
 from jobflow.ops.op import types_tuple
 from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
@@ -59,6 +59,37 @@ def test_adjacent_channels_are_pooled_by_vectors(tmp_path: Path) -> None:
     loaded = host_cuda.library(texts, tmp_path)
     for k, (what, operands, expected) in enumerate(runs):
         host_cuda.launch(loaded, f"pooled{k}", (2,), (256,), addresses(operands))
+        laws.close(single(operands[-1]), single(expected), TOLERANCE[expected.dtype.name], laws.magnitude(single(expected)), what)
+
+
+#: images with channels last, and the windows
+TILED = (
+    (float32, (1, 37, 41, 24), ((3, 3), (2, 2), ((1, 1), (1, 1)))),
+    (bfloat16, (2, 20, 19, 16), ((5, 5), (1, 1), ((2, 2), (2, 2)))),
+    (bfloat16, (2, 1100, 16), ((2,), (3,), ((0, 1),))),
+    (float64, (1, 5, 9, 17, 8), ((2, 3, 2), (1, 2, 2), ((0, 0), (1, 1), (1, 0)))),
+    (float32, (1, 33, 7, 80), ((17, 16), (1, 1), ((0, 0), (8, 8)))),
+)
+
+
+@pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no C++ compiler (g++)")
+def test_tiles_of_max_pool_gradients_equal_the_operation(tmp_path: Path) -> None:
+    texts, runs, rng = [], [], np.random.default_rng(0)
+    for dtype, shape, window in TILED:
+        axes = (0, len(shape) - 1, *range(1, len(shape) - 1))
+        # several maxima in a window, zeros of both signs, and windows with NaN or without finite elements
+        image = np.where(rng.random(shape) < 0.01, np.nan, rng.choice([-np.inf, -0.0, 0.0, 2.0], shape)).astype(dtype.numpy).transpose(axes)
+        (pooled,) = host_results(MaxPool(*window), [image])
+        channels_last = [0, *range(2, len(shape)), 1]
+        y = np.ascontiguousarray(pooled.transpose(channels_last)).transpose(axes)
+        dy = rng.standard_normal([y.shape[axis] for axis in channels_last]).astype(dtype.numpy).transpose(axes)
+        op, operands = MaxPoolGrad(*window), [image, y, dy, np.zeros(shape, dtype.numpy).transpose(axes)]
+        texts.append(print_pooling(op, operands, f"pooled{len(texts)}"))
+        runs.append((str(op), operands, host_results(op, operands[:3])[0]))
+    assert ["taps[" in text for text in texts] == [True, True, True, True, False]  # 272 taps are too many
+    loaded = host_cuda.library(texts, tmp_path)
+    for k, (what, operands, expected) in enumerate(runs):
+        host_cuda.launch(loaded, f"pooled{k}", (3,), (256,), addresses(operands))
         laws.close(single(operands[-1]), single(expected), TOLERANCE[expected.dtype.name], laws.magnitude(single(expected)), what)
 
 

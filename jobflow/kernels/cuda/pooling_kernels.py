@@ -1,7 +1,7 @@
 """Pooling on GPUs: one kernel per operation, with one thread per output element, or per 16 bytes of channels that are adjacent in memory.
 
-Gradients are gathered: the thread of an image element iterates over the windows that contain it, so no element has two writers.  Sizes and strides
-are constants of the text.
+Gradients are gathered: the thread of an image element iterates over the windows that contain it, so no element has two writers.  For adjacent
+channels, `pooling_tiles` prints the gradient of the maximum.  Sizes and strides are constants of the text.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jobflow.kernels.cuda.fused import placeholders
 from jobflow.kernels.cuda.kernel_form import THREADS, WIDEST
 from jobflow.kernels.cuda.kernel_text import with_functions
 from jobflow.kernels.cuda.launches import KernelLaunch
+from jobflow.kernels.cuda.pooling_tiles import TiledGradient, tiling
 from jobflow.kernels.cuda.primitives import from_memory, literal, stored_type, to_memory, value_type
 from jobflow.kernels.registry import register
 from jobflow.ops.op import Binder, Call, Op
@@ -43,7 +44,7 @@ class PoolingKernel:
         arrays = [*inputs, *outputs]
         here = compiler(int(outputs[0].device.id))
         function = here.module(print_pooling(op, placeholders(arrays))).function(NAME)
-        blocks = min(-(-(int(outputs[0].size) // channels_at_once(placeholders(arrays))) // THREADS), here.blocks)
+        blocks = pooling_blocks(op, placeholders(arrays), here.blocks)
         return [(KernelLaunch(function, arrays), ((blocks,), (THREADS,), addresses(placeholders(arrays))))]
 
 
@@ -64,10 +65,17 @@ def channels_at_once(arrays: Sequence[Array]) -> int:
 def print_pooling(op: Op, arrays: Sequence[Array], name: str = NAME) -> str:
     """Print the kernel of an operation for arrays with these layouts; the output is the last array."""
     text = _Pooling(op, arrays)
+    tiled = text.tiled()
     pointers = [f"{'const ' if k < len(arrays) - 1 else ''}{stored_type(text.dtype)} *__restrict__ {pointer}" for k, pointer in enumerate(text.names)]
     head = [f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(', f"    {', '.join(pointers)}) {{"]
-    body = "\n".join([*head, *text.lines(), "}"]) + "\n"
+    body = "\n".join([*head, *(text.lines() if tiled is None else [tiled.text()]), "}"]) + "\n"
     return with_functions(body)
+
+
+def pooling_blocks(op: Op, arrays: Sequence[Array], most: int) -> int:
+    """Return the number of blocks of a launch.  At most `most` blocks loop over outputs; tiles have one block each, so that no wave is half empty."""
+    tiled = _Pooling(op, arrays).tiled()
+    return min(-(-(int(arrays[-1].size) // channels_at_once(arrays)) // THREADS), most) if tiled is None else tiled.blocks
 
 
 class _Pooling:
@@ -85,6 +93,13 @@ class _Pooling:
         furthest = max(sum(abs(s) * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)) for a in arrays)
         #: the type of indices, and the ending of their constants
         self.index, self.ending = ("int", "") if max(furthest, arrays[-1].size) < 1 << 30 else ("long long", "LL")
+
+    def tiled(self) -> TiledGradient | None:
+        """Return the text with tiles, if the operation is the gradient of a maximum and channels are adjacent."""
+        if not isinstance(self.op, MaxPoolGrad) or self.vector == 1:
+            return None
+        tile = tiling(self.window, self.image, self.arrays[-1].shape[1], self.vector)
+        return None if tile is None else TiledGradient(self.window, self.arrays, tile, self.vector, self.index)
 
     def lines(self) -> Iterator[str]:
         at = "j" if self.backward else "i"
