@@ -11,7 +11,8 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.core.layout import B, Layout, Partial
 from jobflow.core.types import Array, TensorType, float64
-from jobflow.functional.creation import cut, from_numpy
+from jobflow.functional.creation import cut, tensor
+from jobflow.functional.devices import device_of
 from jobflow.functional.gradients import enable_grad, grad
 from jobflow.functional.typed import Tensor
 
@@ -96,7 +97,7 @@ def _with_layout(x: Tensor, array: Array) -> Tensor:
     """Return `array` as a tensor with the layout of x, except that partial dimensions of the mesh become broadcast."""
     array = np.array(array, x.tensor_type.dtype.numpy)
     if x.layout is None:
-        return from_numpy(array)
+        return tensor(array, device=device_of(x))
     sbp = tuple(B if isinstance(each, Partial) else each for each in x.layout.sbp)
     return cut("gradcheck", array, Layout(x.layout.placement, sbp))
 

@@ -20,6 +20,8 @@ from jobflow.ops.index import one_hot
 from jobflow.ops.op import apply
 from jobflow.ops.random_tensors import DropoutMask, RandomUniform
 from jobflow.ops.softmax import softmax
+from jobflow.tensors.device_copies import on_device_of
+from jobflow.tensors.state import building_now
 
 __all__ = ["alpha_dropout", "feature_alpha_dropout", "gumbel_softmax", "rrelu", "rrelu_"]
 
@@ -30,6 +32,8 @@ _LIMIT = 1.7580993408473766
 def _uniform(x: Value, low: float, high: float) -> Value:
     """Return samples of U[low, high) with the type and placement of x."""
     key, seed, counter = draw_for(x)  # type: ignore[arg-type]
+    if isinstance(x, Tensor) and isinstance(counter, Tensor) and x.layout is None and building_now() is None:
+        counter = on_device_of(x, counter)  # it alone selects the device of the samples
     result: Value = apply(RandomUniform(x.tensor_type.shape, x.tensor_type.dtype, key, seed, low=low, high=high), counter)
     return result
 

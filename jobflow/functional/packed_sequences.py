@@ -79,7 +79,10 @@ class PackedSequence(_Fields):
         return tuple(self)
 
     def to(self, *arguments: Any, **options: Any) -> PackedSequence:
-        """Return the packed sequence with data in another element type or on another device; arguments as in `Tensor.to`."""
+        """Return the packed sequence with data in another element type or on another device; arguments as in `Tensor.to`.
+
+        The indices move with the data; `batch_sizes` stay on the host.
+        """
         return self._with(self.data.to(*arguments, **options))
 
     def _with(self, data: Tensor) -> PackedSequence:
@@ -136,7 +139,10 @@ def _checked_sizes(data: Tensor, batch_sizes: Tensor) -> Array:
 
 def holding(source: PackedSequence, data: Tensor) -> PackedSequence:
     """Return a packed sequence of `data`, with the lengths and the order of `source`."""
-    packed = _Fields.__new__(PackedSequence, data, *source[1:])
+    device = device_of(data)
+    stays = data.layout is not None or device == device_of(source.data)
+    indices = (each if each is None or stays else each.to(device) for each in source[2:])
+    packed = _Fields.__new__(PackedSequence, data, source.batch_sizes, *indices)
     packed._values = source._values
     return packed
 
@@ -170,8 +176,14 @@ def gathered(x: Tensor, indices: Array) -> Tensor:
     return run(Gather(0), x, constant_for(x, indices))
 
 
+def in_order(x: Tensor, axis: int, order: Array) -> Tensor:
+    """Return x with the slices along an axis in the order of these indices, which are in range."""
+    return run(Gather(axis), x, constant_for(x, order))
+
+
 def _permutation(x: Tensor, order: Array) -> Tensor:
-    return host_tensor(order) if x.layout is None else constant_for(x, order)
+    """Return the order as a tensor on the device of x, or on the host while a program is traced."""
+    return host_tensor(order) if x.layout is None and (building_now() is not None or not x.is_cuda) else constant_for(x, order)
 
 
 def invert_permutation(permutation: Tensor | None) -> Tensor | None:

@@ -155,7 +155,54 @@ def functions_of_layers(device: str) -> Any:
     return [F.conv2d(x, w, padding=1), *pooled, *normed, F.one_hot(flow.tensor([0, 2], device=device), 3), flow.einsum("nchw,nchw->nc", x, x)]
 
 
+@case
+def noise(device: str) -> Any:
+    flow.manual_seed(2)
+    (x,) = on(device, (4, 6), grad=True)
+    samples = [F.gumbel_softmax(x), F.gumbel_softmax(x, hard=True), F.rrelu(-x, training=True), F.alpha_dropout(x, 0.5, training=True)]
+    samples += [F.rrelu(-x.detach(), training=True, inplace=True), nn.RReLU()(-x), F.feature_alpha_dropout(x, 0.5, training=True)]
+    sum((y * y).sum() for y in samples).backward()
+    return [*(y.detach() for y in samples), x.grad]
+
+
+@case
+def packed_sequences(device: str) -> Any:
+    """Compute recurrent layers of sorted and unsorted sequences; their indices are on the device of the data."""
+    flow.manual_seed(4)
+    (x,) = on(device, (4, 3, 5), grad=True)
+    results = []
+    for module in (nn.LSTM(5, 4), nn.GRU(5, 4, num_layers=2, bidirectional=True), nn.LSTM(5, 4, proj_size=2)):
+        layer = module.to(device)
+        for lengths, ordered in (([4, 2, 1], True), (flow.tensor([1, 4, 3]), False)):
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=ordered)
+            start = on(device, *[(1, 3, layer.proj_size or 4), (1, 3, 4)]) if isinstance(layer, nn.LSTM) else None
+            y, final = layer(packed, start)
+            back, lengths_again = nn.utils.rnn.pad_packed_sequence(y)
+            results += [back, lengths_again.to(device), *(final if isinstance(final, tuple) else (final,))]
+            if not ordered:
+                assert str(y.sorted_indices.device) == str(y.unsorted_indices.device) == str(x.device) and y.batch_sizes.device.type == "cpu"
+                assert not y.cpu().sorted_indices.is_cuda and nn.utils.rnn.unpack_sequence(y)[1].device == x.device
+    sum(y.sum() for y in results if y.requires_grad).backward()
+    return [*(y.detach() for y in results), x.grad]
+
+
+@case
+def lazy_modules(device: str) -> Any:
+    flow.manual_seed(6)
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2)).to(device)
+    y = model(on(device, (2, 3, 6, 6))[0])
+    y.sum().backward()
+    return [y.detach(), *(p.detach() for p in model.parameters()), *model.buffers(), model[0].weight.grad]
+
+
 # -------------------------------------------------------------------- gradients
+
+
+@case
+def differences(device: str) -> Any:
+    x = flow.tensor(data(2, 3).astype(np.float64), device=device, requires_grad=True)
+    assert flow.autograd.gradcheck(lambda x: (x * x).tanh(), (x,)) and flow.autograd.gradgradcheck(lambda x: x**3, (x,), fast_mode=True)
+    return [x.detach()]
 
 
 @case

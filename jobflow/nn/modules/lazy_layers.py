@@ -92,7 +92,7 @@ class _Lazy(Module):
                 )
         for name, x in parts:
             if is_lazy(x):
-                moving.replace(x, moving.like(word, name, getattr(created, name).to(x.dtype).detach(), x.layout))
+                moving.replace(x, moving.like(word, name, _as(getattr(created, name), x), x.layout))
                 x.finish()
         for name, value in _plain(created).items():
             object.__setattr__(self, name, value)
@@ -114,6 +114,12 @@ class _Lazy(Module):
     def _call(self, *inputs: Any, **named: Any) -> Any:
         self.initialize_parameters(*inputs, *named.values())
         return self._call(*inputs, **named)
+
+
+def _as(value: Tensor, x: Tensor) -> Tensor:
+    """Return a new tensor in the element type of x, and on its device if x is local."""
+    converted = value.to(x.dtype).detach()
+    return converted if x.layout is not None else converted.to(x.device)
 
 
 def _plain(module: Module) -> dict[str, Any]:

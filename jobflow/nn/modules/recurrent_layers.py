@@ -13,8 +13,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.functional.creation import empty
 from jobflow.functional.nn_base import flag, one_of, whole
 from jobflow.functional.nn_recurrent import MODES, Weights, cell, layers
-from jobflow.functional.packed_sequences import LARGEST, PackedSequence, constant_for, gathered, holding, padded_indices
-from jobflow.functional.selecting import index_select
+from jobflow.functional.packed_sequences import LARGEST, PackedSequence, constant_for, gathered, holding, in_order, padded_indices
 from jobflow.functional.shapes import reshape, squeeze, transpose, unsqueeze
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
@@ -175,13 +174,14 @@ class RNNBase(_Recurrent):
         """Return the outputs for a packed sequence, which is padded for the computation."""
         lengths, indices, inside = padded_indices(input)
         steps, n = inside.shape
+        _, unsorted = input._values
         x = gathered(input.data, indices)
-        if input.sorted_indices is not None:
-            states = [index_select(state, 1, input.sorted_indices) for state in states]
+        if unsorted is not None:
+            states = [in_order(state, 1, np.argsort(unsorted)) for state in states]
         states = self._checked_states(type(self).__name__, x, states)
         y, finals = layers(self.mode, x, states, weights, constant_for(x, lengths), self.dropout, self.training)
-        if input.unsorted_indices is not None:
-            finals = [index_select(state, 1, input.unsorted_indices) for state in finals]
+        if unsorted is not None:
+            finals = [in_order(state, 1, unsorted) for state in finals]
         data = gathered(reshape(y, (steps * n, y.shape[2])), np.flatnonzero(inside))
         return holding(input, data), self._answer(finals)
 
