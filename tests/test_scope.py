@@ -12,6 +12,7 @@ import jobflow
 from jobflow import scope
 from jobflow.core.errors import JobError, PlacementError
 from jobflow.core.layout import Placement
+from jobflow.engine.device_names import ranks_of
 from jobflow.engine.sizes import folded
 from jobflow.runtime.collection import collection_paused
 
@@ -138,6 +139,7 @@ def test_a_hierarchy_that_the_devices_do_not_fill(inside: Any) -> None:
         ("cpu", "0-3", r'placement\(\'cpu\', \[\'0-3\'\]\) at test_scope\.py:\d+: cannot read "0-3"; write "machine:device" or "machine:first-last"'),
         ("cpu", ["0:0", "0:0"], r"a device occurs twice"),
         ("gpu", "0:9", r"device 9 does not exist, because there are 4"),
+        ("gpu", "3:0", r'"3:0" names machine 3, but there is 1 machine; write "0:device" or a rank'),
         ("cpu", [[0, 1], [2]], r"the rows of a mesh must have equal lengths; got rows of 2, 1 devices"),
         ("cpu", [[0, 1], 2], r"the list mixes lists and single devices; write a mesh as lists of equal length"),
         ("cpu", [0.5], r"cannot read 0\.5; write"),
@@ -172,3 +174,11 @@ def test_collection_is_paused_and_then_as_before(on: bool) -> None:
             assert switches[-1] is False
             raise ZeroDivisionError
         assert switches[-1] is on
+
+
+def test_a_placement_names_devices_of_each_machine() -> None:
+    assert ranks_of("gpu", "1:0-1", 2, 4, "placement") == [4, 5]
+    for entry, message in (("0:5", "device 5 of machine 0, but each machine has 4 devices"), ("2:0", r"machine 2, but there are 2 machines; set")):
+        with pytest.raises(PlacementError, match=message):
+            ranks_of("gpu", entry, 2, 4, "placement")
+    assert ranks_of("cpu", "2:5", 2, 4, "placement") == [13]  # wraps around later

@@ -11,7 +11,6 @@ Python threads may call jobs concurrently: code of the session holds `scope.lock
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
@@ -127,7 +126,7 @@ class Session:
         then keeps its inner dimensions if possible.
         """
         here = f"placement({tag!r}, {list(devices)}{'' if hierarchy is None else f', {hierarchy}'}) at {user_line()}"
-        requested, mesh = self._grid(devices, here)
+        requested, mesh = self._grid(tag, devices, here)
         if len(set(requested)) != len(requested):
             raise PlacementError(f"{here}: a device occurs twice; list each device once")
         mesh = hierarchy or mesh
@@ -136,33 +135,22 @@ class Session:
         ranks = self._existing(tag, requested, here)
         return Placement("gpu" if tag == "cuda" else tag, ranks, mesh if len(ranks) == len(requested) else folded(mesh, len(ranks)))
 
-    def _grid(self, devices: Sequence[Any], here: str) -> tuple[list[int], tuple[int, ...]]:
+    def _grid(self, tag: str, devices: Sequence[Any], here: str) -> tuple[list[int], tuple[int, ...]]:
         """Return the listed devices in order, and the mesh of nested lists."""
+        from jobflow.engine.device_names import ranks_of  # programs without placements need no names of devices
+
         rows = [entry for entry in devices if isinstance(entry, list | tuple)]
         if not rows:
-            ranks = [rank for entry in devices for rank in self._ranks(entry, here)]
+            ranks = [rank for entry in devices for rank in ranks_of(tag, entry, self.settings.machine_num, self.devices_per_machine(), here)]
             return ranks, (len(ranks),)
         if len(rows) < len(devices):
             raise PlacementError(f"{here}: the list mixes lists and single devices; write a mesh as lists of equal length")
-        grids = [self._grid(row, here) for row in rows]
+        grids = [self._grid(tag, row, here) for row in rows]
         if len({mesh for _, mesh in grids}) > 1:
             raise PlacementError(
                 f"{here}: the rows of a mesh must have equal lengths; got rows of {', '.join(str(len(ranks)) for ranks, _ in grids)} devices"
             )
         return [rank for ranks, _ in grids for rank in ranks], (len(grids), *grids[0][1])
-
-    def _ranks(self, entry: Any, here: str) -> list[int]:
-        if type(entry) is int and entry >= 0:
-            return [entry]
-        match = re.fullmatch(r"@?(\d+):(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", entry) if isinstance(entry, str) else None
-        if match is None:
-            shown = f'"{entry}"' if isinstance(entry, str) else repr(entry)
-            raise PlacementError(f'{here}: cannot read {shown}; write "machine:device" or "machine:first-last", for example "0:0-3"')
-        ranks: list[int] = []
-        for part in match[2].split(","):
-            first, _, last = part.partition("-")
-            ranks.extend(int(match[1]) * self.devices_per_machine() + device for device in range(int(first), int(last or first) + 1))
-        return ranks
 
     def _existing(self, tag: str, requested: Sequence[int], here: str) -> tuple[int, ...]:
         """Return the ranks of the world for device numbers; CPU numbers beyond the last rank wrap around."""
