@@ -7,6 +7,7 @@ accepted with one notice. Unknown names are errors with a suggestion.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, fields, replace
@@ -108,9 +109,15 @@ def checkpoint_format_at_first() -> str:
     return configured
 
 
+def _is_blocking() -> bool:
+    """Return True if CUDA_LAUNCH_BLOCKING is an integer other than 0; CUDA reads it as C's atoi does."""
+    number = re.match(r"\s*[+-]?\d+", os.environ.get(variables.BLOCKING, ""))
+    return number is not None and int(number[0]) != 0
+
+
 def debug_at_first() -> str:
     """Return the default of the option `debug`; raise VariableError if the environment sets an unknown value."""
-    configured = os.environ.get(variables.DEBUG, "").strip() or ("sync" if os.environ.get(variables.BLOCKING, "").strip() not in ("", "0") else "off")
+    configured = os.environ.get(variables.DEBUG, "").strip() or ("sync" if _is_blocking() else "off")
     with _of_variable():
         Option(choices=("off", "sync")).check(variables.DEBUG, configured)
     return configured

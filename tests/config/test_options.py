@@ -80,7 +80,13 @@ def test_precision_and_determinism_choose_the_products_of_gpus() -> None:
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
-    [({}, "off"), ({"CUDA_LAUNCH_BLOCKING": "1"}, "sync"), ({"CUDA_LAUNCH_BLOCKING": "0"}, "off"), ({"JOBFLOW_DEBUG": "sync"}, "sync")],
+    [
+        ({}, "off"),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "sync"),
+        ({"CUDA_LAUNCH_BLOCKING": "0"}, "off"),
+        ({"CUDA_LAUNCH_BLOCKING": "no"}, "off"),
+        ({"JOBFLOW_DEBUG": "sync"}, "sync"),
+    ],
 )
 def test_debug_setting_selects_synchronous_runs(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str) -> None:
     for name in ("CUDA_LAUNCH_BLOCKING", "JOBFLOW_DEBUG"):

@@ -28,7 +28,7 @@ KERNELS = "JOBFLOW_KERNELS"
 CHECKPOINTS = "JOBFLOW_CHECKPOINTS"
 #: "sync": the host waits for a GPU after each call, for programs that do not call `flow.config.debug`
 DEBUG = "JOBFLOW_DEBUG"
-#: the variable of CUDA with the same meaning, unless it is 0
+#: the variable of CUDA with the same meaning, if it is an integer other than 0
 BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
