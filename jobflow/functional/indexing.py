@@ -137,7 +137,7 @@ def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
         elif isinstance(item, np.integer):
             tokens.append(int(item))
         else:
-            tensors.append(item if isinstance(item, Tensor) else _array(x, item))
+            tensors.append(_moved(x, item) if isinstance(item, Tensor) else _array(x, item))
             tokens.append(f"{tensors[-1].ndim} axes" if tensors[-1].dtype is bool_ else "ids")
     cut = cut_of(x.tensor_type, tuple(tokens), what)
     lookups: dict[int, Tensor] = {}
@@ -152,6 +152,16 @@ def _mask(item: Any) -> Any:
     if isinstance(item, Tensor):
         return cast(item, bool_) if item.dtype is uint8 else item
     return item != 0 if isinstance(item, np.ndarray) and item.dtype == np.uint8 else item
+
+
+def _are_on_devices(*tensors: Tensor) -> bool:
+    """Return True if these tensors are local, have elements, and may be on different devices."""
+    return bool(state().gpus) and building_now() is None and all(x.layout is None and x.traced is None for x in tensors)
+
+
+def _moved(x: Tensor, index: Tensor) -> Tensor:
+    """Return an index into x: a copy on the GPU of x of an index on the host, otherwise the index itself."""
+    return on_device_of(x, index) if _are_on_devices(x, index) and not index.is_cuda else index
 
 
 def _bound(edge: Any) -> int | None:
@@ -343,6 +353,7 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     scalar, key = not isinstance(new_value, Tensor) or new_value.ndim == 0, _mask(key)
     if isinstance(key, Tensor) and key.dtype is bool_ and scalar and key.ndim <= x.ndim:
         check_mask(key, x, 0, what)
+        key = _moved(x, key)
         written(x, what, filled(x, reshape(key, (*key.shape, *(1,) * (x.ndim - key.ndim))), new_value))
         return
     cut, lookups = read(x, key, what)
@@ -376,7 +387,7 @@ def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:
     extra = value.ndim - len(shape)
     if extra > 0 and all(n == 1 for n in value.shape[:extra]):
         value = reshape(value, value.shape[extra:])
-    if state().gpus and x.layout is None and value.layout is None and x.traced is None and value.traced is None and building_now() is None:
+    if _are_on_devices(x, value):
         value = on_device_of(x, value)
     value = cast(value, x.dtype)
     try:

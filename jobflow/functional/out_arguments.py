@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from typing import Any
 
-from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, counted, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError, counted, user_line
 from jobflow.core.types import Typed
 from jobflow.tensors.parameters import described
 from jobflow.tensors.state import building_now, running, state
@@ -36,8 +36,8 @@ NAMES: Set[str] = frozenset(_NAMES.split())
 def write_result(what: str, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any], creates: bool = False) -> Any:
     """Call `function` without `out`, copy its result into the tensors of `out`, and return them.
 
-    A function that `creates` tensors has the element type of `out` by default.
-    Raises: JobError if gradients are recorded; ArgumentError, ShapeError and DtypeError for tensors that cannot hold the result.
+    A function that `creates` tensors has the element type and the GPU of `out` by default.
+    Raises: JobError if gradients are recorded; ArgumentError, PlacementError, ShapeError and DtypeError for tensors that cannot hold the result.
     """
     rest = {name: value for name, value in named.items() if name != "out"}
     out = named["out"]
@@ -49,6 +49,8 @@ def write_result(what: str, function: Callable[..., Any], arguments: tuple[Any, 
     _check_gradients(what, [*arguments, *rest.values(), *targets])
     if creates and rest.get("dtype") is None:
         rest["dtype"] = targets[0].dtype
+    if creates and rest.get("device") is None and targets[0].layout is None and targets[0].is_cuda:
+        rest["device"] = targets[0].device
     result = function(*arguments, **rest)
     results = list(result) if isinstance(result, tuple | list) else [result]
     if len(results) != len(targets) or isinstance(out, tuple | list) != isinstance(result, tuple | list):
@@ -82,6 +84,8 @@ def _copy(what: str, x: Any, value: Any) -> None:
     """Overwrite x with `value`; an empty x receives the shape of `value`."""
     from jobflow.functional import in_place, promotion  # import this module through `dispatch`
 
+    if state().gpus and building_now() is None and x.layout is None and value.layout is None and x.device != value.device:
+        raise PlacementError(f"{what} at {user_line()}: the result is on {value.device}, but out is on {x.device}; pass an out on {value.device}")
     if not in_place.holds(x, value):
         raise DtypeError(
             f"{what} at {user_line()}: the result is {value.tensor_type}, which out {x.tensor_type} cannot hold; pass an out of this type"

@@ -27,10 +27,12 @@ def overlap(tensors: Iterable[TensorBase], written: Container[int]) -> tuple[Ten
 
 
 def is_shared(x: TensorBase) -> bool:
-    """Return True if another tensor or array may use the memory of x.
+    """Return True if another tensor, array or library may use the memory of x.
 
     The base of a view does not count if only the view refers to it.
     """
+    if x._storage is not None and x._storage.exported:
+        return True
     owner, name, own = x, "_array", list[int]()
     while owner.base is not None:
         if sys.getrefcount(owner.base[0]) > 2:  # the reference of `base`, and the argument

@@ -161,7 +161,7 @@ def _read_only(array: Array) -> Array:
 class Storage:
     """The state that a tensor and its views share: the number of writes, and the memory that a program assigned to them."""
 
-    __slots__ = ("before", "reshaped", "resident", "shared", "version")
+    __slots__ = ("before", "exported", "reshaped", "resident", "shared", "version")
 
     def __init__(self) -> None:
         self.version = 0
@@ -172,6 +172,8 @@ class Storage:
         self.shared = False
         #: True if a tensor with views changed its shape in place
         self.reshaped = False
+        #: True if another library has the address of the memory
+        self.exported = False
 
     def wrote(self) -> None:
         """Increment the number of writes to the memory."""
@@ -345,9 +347,10 @@ def attach_memory(x: TensorBase, resident: ResidentMemory) -> None:
 
 
 def note_export(x: TensorBase) -> None:
-    """Note that another library may write to the memory of x, so that programs never rely on copies of its elements."""
-    if x._storage is not None and x._storage.resident is not None:
-        x._storage.resident.exported = True
+    """Note that another library may read and write the memory of x: programs keep this memory and never rely on copies of its elements."""
+    x.memory.exported = True
+    if x.memory.resident is not None:
+        x.memory.resident.exported = True
 
 
 def lasting_array(x: TensorBase) -> Array:

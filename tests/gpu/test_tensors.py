@@ -15,7 +15,7 @@ import host_cuda
 import numpy as np
 import pytest
 from ranks import on_ranks
-from tensor_cases import CASES, LAUNCHES, on
+from tensor_cases import CASES, LAUNCHES, Trained, on
 
 import jobflow as flow
 from jobflow import nn, scope
@@ -233,6 +233,36 @@ class TestDevices:
     def test_the_default_device_can_be_a_gpu(self, gpus: None) -> None:
         flow.set_default_device("cuda")
         assert flow.ones(2).is_cuda and nn.Linear(2, 2).weight.is_cuda
+
+
+class TestIndicesAndResults:
+    def test_indices_on_the_host_select_elements_of_a_tensor_on_a_gpu(self, gpus: None) -> None:
+        x, rows, mask = flow.arange(6.0, device="cuda").reshape(3, 2), flow.tensor([2, 0]), flow.tensor([True, False, True])
+        assert x[rows].is_cuda and x[rows].tolist() == [[4, 5], [0, 1]] and x[mask].tolist() == [[0, 1], [4, 5]] and x[rows, 1].tolist() == [5, 1]
+        x[rows], x[mask, 0] = 7.0, flow.tensor([8.0, 9.0])
+        x[flow.zeros(3, 2) == 1] = -1.0
+        x[mask] = 3.0
+        assert x.tolist() == [[3, 3], [2, 3], [3, 3]]
+        with pytest.raises(PlacementError, match=r"different devices \(cpu, cuda:0\)"):
+            flow.ones(3)[rows.cuda()]
+        y = flow.zeros(3, device="cuda").index_put((rows,), flow.ones(2, device="cuda"))
+        assert y.tolist() == [1, 0, 1]
+
+    def test_out_on_another_device_raises(self, gpus: None) -> None:
+        x, out = flow.ones(2, device="cuda"), flow.zeros(2)
+        with pytest.raises(PlacementError, match=r"add at .*: the result is on cuda:0, but out is on cpu; pass an out on cuda:0"):
+            flow.add(x, x, out=out)
+        assert out.tolist() == [0, 0] and flow.add(x, x, out=x).tolist() == [2, 2]
+        filled = flow.ones(2, out=x)
+        assert filled is x and x.is_cuda and x.tolist() == [1, 1]
+
+    def test_an_exported_weight_keeps_its_memory_in_a_graph(self, gpus: None) -> None:
+        model = nn.Linear(3, 2).to("cuda")
+        pointers = [p.detach().__cuda_array_interface__["data"][0] for p in model.parameters()]  # other libraries may keep the address alone
+        graph = Trained(model)
+        before = model.weight.tolist()
+        graph(flow.ones(4, 3, device="cuda"), flow.zeros(4, dtype=flow.int64, device="cuda"))
+        assert [p.data_ptr() for p in model.parameters()] == pointers and model.weight.tolist() != before
 
 
 class TestAssertions:
