@@ -47,6 +47,7 @@ EXCEPTIONS = (
     (r"rows: cross entropy.*", "labels and statistics per row, and the words after the last whole vector of a row"),
     (r"columns: .*: tiles", "one sum per 64 rows of a column, and values per row"),
     (r"pooling: gradient of maximum", "a thread loads the nine taps of a window at once"),
+    (r"moments: .*", "sums of a block of rows, one access each per channel"),
     (r"columns: .*: totals", "one sum per 64 rows of a column: 1/64 of the memory that tiles read"),
 )
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<name>[A-Z][\w.]*)(?P<rest>[^;]*);")

@@ -13,11 +13,13 @@ from jobflow.core.types import Array, DType, TensorType, bfloat16, bool_, contig
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression, element, replaced
 from jobflow.kernels.cuda.fused import launched, prepared
+from jobflow.kernels.cuda.moment_kernels import MomentsText
 from jobflow.kernels.cuda.multi_tensor_kernels import launches
 from jobflow.kernels.cuda.pooling_kernels import pooling_blocks, print_pooling
 from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.kernels.registry import at
 from jobflow.ops import activation, loss, norm, optimizer_updates, pool, reduce, scaled_update, shadow_update, softmax
+from jobflow.ops.batch_norm import BatchMoments
 from jobflow.ops.op import Op, types_tuple
 
 TOKENS, WIDTH, WORDS, PARAMETERS = 8192, 768, 50304, 124_475_904
@@ -46,6 +48,7 @@ def hot_kernels() -> Iterator[HotKernel]:
     yield from _columns()
     yield from _long_rows()
     yield from _pooling()
+    yield from _moments()
 
 
 def _elements() -> Iterator[HotKernel]:
@@ -122,6 +125,15 @@ def _pooling() -> Iterator[HotKernel]:
     ):
         arrays = [_channels_last(a) for a in _arrays([*inputs, output])]
         yield HotKernel(name, print_pooling(op, arrays), pooling_blocks(op, arrays, 6272), 256)
+
+
+def _moments() -> Iterator[HotKernel]:
+    """Yield both kernels for the largest and for the smallest images of ResNet-50."""
+    for shape in ((64, 64, 112, 112), (64, 512, 7, 7)):
+        images, statistic = _bf16(*shape), _f32(shape[1])
+        text = MomentsText(BatchMoments(1), [_channels_last(_arrays([images])[0]), *_arrays([statistic] * 3, 2)], "moments")
+        for number, (part, blocks) in enumerate(zip(text.parts(), text.blocks, strict=True), 1):
+            yield HotKernel(f"moments: {shape[1]} channels of {shape[2]} x {shape[3]}, {number} of 2", part, blocks, 256)
 
 
 def _channels_last(a: Array) -> Array:

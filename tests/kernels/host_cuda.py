@@ -37,7 +37,7 @@ template <typename T> static T atomicMax(T *at, T b) { T before = *at; *at = max
 #define __global__
 #define __device__
 #define __shared__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __builtin_assume(condition)
 
 struct uint2 { unsigned int x, y; };
@@ -169,7 +169,7 @@ def library(texts: Sequence[str], folder: Path) -> Any:
         for function, host in HALF.items():
             text = text.replace(FUNCTIONS[function], host)
         source.append(f"namespace text{k} {{\n{text}}}")
-        for kernel in re.findall(r'extern "C" __global__ void \S+ (\w+)\(', text):
+        for kernel in re.findall(r'extern "C" __global__ void __launch_bounds__\([^)]*\) (\w+)\(', text):
             source.append(f'extern "C" void call_{kernel}(void **a) {{ call(text{k}::{kernel}, a); }}')
     file, output = folder / "kernels.cc", folder / "kernels.so"
     file.write_text("\n".join(source))

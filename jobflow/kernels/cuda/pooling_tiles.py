@@ -115,7 +115,7 @@ class Tiling:
 
 
 def tiling(window: Window, image: Sequence[int], channels: int, vector: int) -> Tiling | None:
-    """Return the tile of a block, or None if a window has too many taps."""
+    """Return the tile of a block, or None if a byte cannot number the taps, or the tile needs too much memory."""
     if math.prod(window.kernel) > MOST_TAPS:
         return None
     vectors = channels // vector
