@@ -45,10 +45,10 @@ EXCEPTIONS = (
     (r"rows: layer norm.*", "mean and 1/std, one store each per row"),
     (r"columns: layer norm gradient, 1 of 3: rows|long rows: .*", "values per row or part of a row, one access each per row"),
     (r"rows: cross entropy.*", "labels and statistics per row, and the words after the last whole vector of a row"),
-    (r"columns: .*: tiles", "one sum per 64 rows of a column, and values per row"),
+    (r"columns: .*: tiles", "several rows in registers keep loads in flight; if threads are few, each has fewer columns"),
     (r"pooling: gradient of maximum", "a thread loads the nine taps of a window at once"),
     (r"moments: .*", "sums of a block of rows, one access each per channel"),
-    (r"columns: .*: totals", "one sum per 64 rows of a column: 1/64 of the memory that tiles read"),
+    (r"columns: .*: totals", "one sum per 64 rows of a column or more: 1/64 of the memory that tiles read"),
 )
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<name>[A-Z][\w.]*)(?P<rest>[^;]*);")
 LABEL, TARGET = re.compile(r"^\s*(?P<label>\.L_\w+):"), re.compile(r"`\((?P<label>\.L_\w+)\)")

@@ -110,6 +110,11 @@ def _columns() -> Iterator[HotKernel]:
     x, mean = f.cast(element(0, bfloat16), float32), element(1, float32)
     sums = [f.column_sum(x - mean), f.column_sum((x - mean) * (x - mean))]
     yield from _of("columns: batch norm statistics", sums, [images, channels], [channels, channels])
+    dy, image = element(0, bfloat16), f.cast(element(2, bfloat16), float32)
+    masked = f.where(f.less(0.0, element(1, bfloat16)), dy, 0.0)
+    wide, normal = f.cast(masked, float32), (image - element(3, float32)) * f.rsqrt(element(4, float32) + 1e-5)
+    gradients = [masked, f.column_sum(wide * normal), f.column_sum(wide), f.column_sum(normal)]
+    yield from _of("columns: batch norm and ReLU gradient", gradients, [images, images, images, channels, channels], [images, *(channels,) * 3])
 
 
 def _long_rows() -> Iterator[HotKernel]:

@@ -99,7 +99,7 @@ def test_bias_gradient_of_1024_rows_has_132_blocks_or_more() -> None:
     outputs = [f.column_sum(f.element(0, float32))]
     arrays, target = [placeholder(1, float32, 1024, 768)], placeholder(2, float32, 768)
     tiles, _ = prepared(outputs, arrays, [target], lambda shape, dtype: placeholder(3, dtype, *shape))
-    assert launched(tiles)[0] == 384
+    assert launched(tiles)[0] == 192
 
 
 def test_multipliers_divide_all_indices_of_31_bits() -> None:

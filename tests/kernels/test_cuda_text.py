@@ -17,6 +17,7 @@ from test_llvm_loops import SIZES, TYPES, operand, random_expression, same
 from jobflow.core.types import DType, bfloat16, float16, float32, float64, type_of
 from jobflow.expressions import language as f
 from jobflow.expressions.on_arrays import evaluate
+from jobflow.kernels.cuda import kernel_stages
 from jobflow.kernels.cuda.fused import prepared, refuses
 from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.ops import loss
@@ -148,10 +149,10 @@ def test_gradients_overwrite_padded_logits_by_vectors(tmp_path: Path) -> None:
 
 
 def test_sums_of_columns_of_many_rows_equal_their_expressions(tmp_path: Path) -> None:
-    """Several threads share a column of more than 4,096 rows; more than four sums need several kernels; columns may be adjacent rows in memory."""
+    """More than 4,096 rows are added in groups; more than four sums need several kernels; the elements of a column may be adjacent in memory."""
     x = f.element(0, float32)
     kernels, expected = HostKernels(tmp_path), []
-    for shape, order in (((5000, 40), "C"), ((40000, 3), "C"), ((130, 33), "F"), ((130, 64), "F")):
+    for shape, order in (((5000, 40), "C"), ((40000, 3), "C"), ((130, 33), "F"), ((130, 64), "F"), ((4500, 35), "F")):
         array = np.asarray(np.random.default_rng(shape[0]).standard_normal(shape).astype(np.float32), order=order)
         outputs = [x * 3.0, *(f.column_sum(x * float(k)) for k in range(1, 7))]
         in_place = array.copy(order="K")
@@ -164,6 +165,44 @@ def test_sums_of_columns_of_many_rows_equal_their_expressions(tmp_path: Path) ->
             if rows <= 4096:
                 assert np.array_equal(target, value)
             np.testing.assert_allclose(target, value, rtol=1e-5, atol=1e-3)
+
+
+def test_sums_of_columns_of_images_equal_their_expressions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sum images [n, h, w, c] whose rows are in another order in memory, with values per channel and per row, and one result per element."""
+    monkeypatch.setattr(kernel_stages, "MOST_SUMS", 8)
+    kernels, expected, groups = HostKernels(tmp_path), [], set()
+    for shape, dtype in (
+        ((3, 5, 7, 64), bfloat16),
+        ((6, 40, 20, 64), bfloat16),
+        ((6, 40, 20, 24), float32),
+        ((6, 41, 21, 100), float64),
+        ((70, 71, 3), bfloat16),
+        ((6, 90, 50, 40), float32),
+    ):
+        draw = np.random.default_rng(shape[-1])
+        *lead, n, w, channels = shape
+        images = draw.standard_normal((*lead, w, n, channels)).astype(dtype.numpy).swapaxes(-3, -2)
+        wide = dtype.arithmetic
+        x, mean, variance = f.cast(f.element(0, dtype), wide), f.element(1, wide), f.element(2, wide)
+        normal = (x - mean) * f.rsqrt(variance + 1e-5) * f.element(3, wide)
+        outputs = [f.cast(normal, dtype), f.column_sum(normal), f.column_sum(x)]
+        channel, row = draw.standard_normal(channels).astype(wide.numpy), draw.standard_normal((*shape[:-1], 1)).astype(wide.numpy)
+        arrays = [images, channel, np.abs(channel) + 1, row]
+        values = evaluate(outputs, arrays, np)
+        copy = images.swapaxes(-3, -2).copy().swapaxes(-3, -2)
+        targets = [copy, *(np.empty(channels, wide.numpy) for _ in range(2))]
+        tiles = prepared(outputs, [copy, *arrays[1:]], targets, lambda shape, dtype: np.empty(shape, dtype.numpy))[0]
+        assert tiles.form.fixed == (1, 2) or tiles.form.vector == 1
+        groups.add(tiles.form.group // tiles.form.walkers)
+        kernels.add(outputs, [copy, *arrays[1:]], targets)
+        expected.append((shape, targets, values))
+    assert groups >= {0, 1, 2}
+    kernels.run()
+    for shape, targets, values in expected:
+        assert same(targets[0], values[0]), shape
+        for target, value in zip(targets[1:], values[1:], strict=True):
+            np.testing.assert_allclose(target, value, rtol=2e-5, atol=1e-3, err_msg=str(shape))
+            assert target.dtype != np.float64 or np.allclose(target, value, rtol=1e-12, atol=1e-10)
 
 
 def test_long_rows_equal_their_expressions(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.argument_block import address
 from jobflow.kernels.cuda.compiled_text import compiler, integer_argument
-from jobflow.kernels.cuda.kernel_form import CHUNK, THREADS, TILE, WIDEST_RESIDENT, KernelForm, form_of, multiplier
+from jobflow.kernels.cuda.kernel_form import CHUNK, THREADS, TILE, WIDEST_RESIDENT, KernelForm, form_of, multiplier, tile_width
 from jobflow.kernels.cuda.kernel_stages import FEW, Stage, is_long, stages
 from jobflow.kernels.cuda.kernel_text import NAME, print_kernel
 from jobflow.kernels.cuda.launches import KernelLaunch
@@ -130,7 +130,7 @@ def _of_kind(stage: Stage) -> PreparedKernel:
     wide = max(math.prod(space.sizes), furthest) >= 1 << 30
     stored = outputs[: len(stage.targets)]
     loop = loop_form(known, space, read, stored, len(index_operands))
-    form = form_of(stage.kind, outputs, loop, space, arrays, _aliased(stage, len(read)), wide)
+    form = form_of(stage.kind, outputs, loop, space, arrays, _aliased(stage, len(read)), wide, stage.group)
     return PreparedKernel(outputs, form, space, arrays, stage.sums)
 
 
@@ -146,7 +146,7 @@ def launched(ready: PreparedKernel) -> tuple[int, tuple[int, ...], tuple[Any, ..
     *outer, columns = space.sizes
     rows = math.prod(outer)
     accesses = [*form.loop.inputs, *form.loop.outputs]
-    tiles = -(-columns // TILE)
+    tiles = -(-columns // tile_width(form))
     words = [integer_argument(n, form.wide) for n in (columns, *outer)]
     sizes = {"columns": columns // form.vector, "tiles": tiles, **{f"n{axis}": n for axis, n in enumerate(outer)}}
     words += [integer_argument(n, False) for name in form.divisors for n in multiplier(sizes[name])]
@@ -161,7 +161,8 @@ def launched(ready: PreparedKernel) -> tuple[int, tuple[int, ...], tuple[Any, ..
         case "rows":
             blocks, block = -(-rows * form.lanes // THREADS), (form.lanes, THREADS // form.lanes)
         case "tiles":
-            blocks, block = -(-rows // BLOCK) * tiles, (THREADS,)
+            span = form.group if form.down else max(form.walkers, form.group)
+            blocks, block = -(-rows // (BLOCK * span)) * tiles, (THREADS,) if form.down else (form.lanes, form.walkers)
         case "totals":
             width = min(THREADS // form.lanes, TILE)
             blocks, block = -(-columns // width), (width, form.lanes)

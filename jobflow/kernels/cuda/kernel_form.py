@@ -4,25 +4,27 @@ A kernel has one of four kinds:
 
     elements    each thread computes elements, a vector of 16 bytes of the narrowest operand at a time
     rows        LANES threads share a row, for reductions of rows
-    tiles       a block of threads computes tiles of 64 rows and 32 columns: outputs per element, and the sums of the tile's columns
-    totals      threads add the sums of the tiles of a column
+    tiles       each thread walks along blocks of 64 rows of some columns: outputs per element, and the sums of the columns of groups of blocks
+    totals      threads add the sums of the groups of a column
 
 A thread reads several adjacent elements of dense operands at once, if all addresses are multiples of 16 bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array
 from jobflow.expressions.language import Expression
-from jobflow.expressions.on_arrays import LANES
+from jobflow.expressions.on_arrays import BLOCK, LANES
 from jobflow.kernels.argument_block import address
 from jobflow.kernels.loop_operands import facts
 from jobflow.kernels.loop_space import LoopForm, OperandAccess, Space
-from jobflow.kernels.row_phases import phases, position
+from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, phases, position
 
 Kind: TypeAlias = Literal["elements", "rows", "tiles", "totals"]
 #: threads of a block
@@ -31,8 +33,14 @@ THREADS = 256
 WIDEST = 16
 #: adjacent elements of a row or a tile that a thread reads at once
 CHUNK = 8
-#: columns of a tile, which has BLOCK rows
+#: columns of a block of threads of `totals`, and of `tiles` if the elements of a column are adjacent
 TILE = 32
+#: threads of a block of `tiles`, and the number below which a thread has fewer columns
+WALKERS, FEW_THREADS = 128, 1 << 15
+#: blocks of threads below which direct sums of columns use smaller blocks of threads
+FEW_GROUPS = 264
+#: bytes in registers of a thread of `tiles`, and the most rows and elements that it reads at once, and values per column
+WALKER_BYTES, MOST_ROWS, MOST_ELEMENTS, MOST_VALUES = 352, 16, 64, 48
 #: bytes that a thread may hold in registers: the vectors of the inputs, or of the outputs; and a row between passes
 HELD, RESIDENT = 160, 160
 #: most expressions that are printed for a vector, because its elements are computed by unrolled code
@@ -41,8 +49,8 @@ UNROLLED = 1600
 RANDOM = 150
 #: widest row that is read once and resident in registers, and widest row that a warp shares
 WIDEST_RESIDENT, WARP_ROW = 4096, 1024
-#: blocks of rows from which on several threads share a column
-FEW_BLOCKS = 64
+#: sums of a column from which on several threads add them
+FEW_SUMS = 64
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class KernelForm:
 
     loop: LoopForm
     kind: Kind = "elements"
-    #: threads that share a row, or a column of `totals`; 0 for elements and tiles
+    #: threads that share a row, or a column of `totals`; threads of `tiles` with adjacent columns; 0 for elements
     lanes: int = 0
     #: True if sizes and strides need 64 bits
     wide: bool = False
@@ -68,6 +76,12 @@ class KernelForm:
     down: bool = False
     #: True if single elements follow the last whole vector of a row
     rest: bool = False
+    #: of `tiles`: rows that a thread reads at once, threads of a block along the rows, and blocks of rows with a common sum
+    ahead: int = 1
+    walkers: int = 1
+    group: int = 1
+    #: inputs with one value per column
+    fixed: tuple[int, ...] = ()
 
     @property
     def index(self) -> str:
@@ -108,13 +122,20 @@ def lanes_of(width: int, vector: int, resident: int) -> int:
     return 32 if -(-width // (32 * CHUNK)) * CHUNK * resident <= RESIDENT else 128
 
 
-def column_lanes(blocks: int) -> int:
-    """Return the number of threads that share a column of this many blocks of rows."""
-    return 1 if blocks <= FEW_BLOCKS else 8 if blocks <= 8 * FEW_BLOCKS else 32
+def column_lanes(sums: int) -> int:
+    """Return the number of threads that add this many sums of a column."""
+    return 1 if sums <= FEW_SUMS else 8 if sums <= 4 * FEW_SUMS else 32
 
 
 def form_of(
-    kind: Kind, outputs: Sequence[Expression], loop: LoopForm, space: Space, operands: Sequence[Array], aliased: Sequence[int], wide: bool
+    kind: Kind,
+    outputs: Sequence[Expression],
+    loop: LoopForm,
+    space: Space,
+    operands: Sequence[Array],
+    aliased: Sequence[int],
+    wide: bool,
+    group: int = 1,
 ) -> KernelForm:
     """Return the form of a kernel for these operands, inputs first."""
     accesses = [*loop.inputs, *loop.outputs]
@@ -122,6 +143,8 @@ def form_of(
     if kind == "totals":
         return KernelForm(loop, kind, column_lanes(space.sizes[0]), wide, aliased=tuple(aliased))
     along = [k for k, a in enumerate(accesses) if a.inner not in ("number", "splat") and not a.counted and not a.table]
+    if kind == "tiles":
+        return _tiles(KernelForm(loop, kind, wide=wide, aliased=tuple(aliased), group=group), outputs, space, operands, along)
     inputs = [accesses[k].dtype.itemsize for k in along if k < len(loop.inputs)]
     vector = _vector(kind, outputs, inputs, [accesses[k].dtype.itemsize for k in along if k >= len(loop.inputs)], width)
     # other rows are whole numbers of vectors
@@ -132,7 +155,7 @@ def form_of(
         vector = vector // 2 if kind == "elements" else 1
     vectors = tuple(along) if vector > 1 else ()
     if kind != "rows":
-        return KernelForm(loop, kind, 0, wide, vector, vectors, aliased=tuple(aliased), down=kind == "tiles" and vector == 1 and _down(space, along))
+        return KernelForm(loop, kind, 0, wide, vector, vectors, aliased=tuple(aliased))
     resident = _resident(outputs, loop, space, vectors) if vector > 1 and width <= WIDEST_RESIDENT else ()
     lanes = lanes_of(width, vector, sum(accesses[k].dtype.itemsize for k in resident))
     chunks = -(-width // (lanes * CHUNK)) if resident else 0
@@ -145,13 +168,62 @@ def _vector(kind: Kind, outputs: Sequence[Expression], read: Sequence[int], writ
         return 1
     if kind == "rows":
         return CHUNK if width > 32 * LANES else 1
-    if kind == "tiles":
-        return CHUNK
     sizes, expressions = [*read, *written], sum(RANDOM if x.primitive == "philox" else 1 for x in facts(tuple(outputs)).order)
     least, vector = WIDEST // max(sizes), WIDEST // min(sizes)
     while vector > max(least, 2) and (vector * max(sum(read), sum(written)) > HELD or vector * expressions > UNROLLED):
         vector //= 2
     return vector if vector <= width else 1
+
+
+def _tiles(form: KernelForm, outputs: Sequence[Expression], space: Space, operands: Sequence[Array], along: Sequence[int]) -> KernelForm:
+    """Return the form of sums of columns: enough threads occupy a GPU, and each has enough bytes in flight."""
+    accesses = [*form.loop.inputs, *form.loop.outputs]
+    *outer, columns = space.sizes
+    blocks = -(-math.prod(outer) // BLOCK)
+    fixed = tuple(k for k in along if k < len(form.loop.inputs) and not any(space.strides[k][:-1]))
+    read = [accesses[k].dtype.itemsize for k in along if k < len(form.loop.inputs) and k not in fixed]
+    order = facts(tuple(outputs)).order
+    values = len(values_per_column(order, outputs, fixed)[1]) + sum(x.primitive == COLUMNS for x in order)
+    vector = WIDEST // max(read, default=WIDEST)
+    while vector > 1 and not (columns % vector == 0 and all(_aligned(accesses[k], space.strides[k], space, operands[k], vector) for k in along)):
+        vector //= 2
+    if vector == 1 and _down(space, along):
+        return replace(form, down=True)
+    while (vector > 1 and values * vector > MOST_VALUES) or (vector > 2 and columns // vector * blocks < FEW_THREADS):
+        vector //= 2
+    chunks = columns // vector
+    lanes = 32
+    while lanes > 1 and (lanes >= 2 * chunks or (lanes > 8 and lanes * vector >= 2 * TILE and 9 * chunks < 8 * lanes * -(-chunks // lanes))):
+        lanes //= 2
+    walkers = WALKERS // lanes
+    while form.group == 1 and lanes * walkers > TILE and walkers > 1 and -(-chunks // lanes) * -(-blocks // walkers) < FEW_GROUPS:
+        walkers //= 2
+    per_row = sum(a.dtype.itemsize for a in form.loop.inputs if a.inner == "splat" and not a.counted and not a.table)
+    each, most = vector * sum(read) + per_row, WALKER_BYTES - 4 * values * vector
+    ahead = MOST_ROWS
+    while ahead > 1 and (ahead * each > most or ahead * vector > MOST_ELEMENTS or ahead * vector * len(order) > 2 * UNROLLED):
+        ahead //= 2
+    return replace(form, lanes=lanes, vector=vector, vectors=tuple(along) if vector > 1 else (), ahead=ahead, walkers=walkers, fixed=fixed)
+
+
+def tile_width(form: KernelForm) -> int:
+    """Return the columns of a block of threads of `tiles`."""
+    return TILE if form.down else max(form.lanes * form.vector, 1)
+
+
+def values_per_column(order: Sequence[Expression], outputs: Sequence[Expression], fixed: Collection[int]) -> tuple[set[Expression], list[Expression]]:
+    """Return the expressions with one value per column, computed from the inputs `fixed`, and those of them that other expressions read."""
+    once: set[Expression] = set()
+    same: set[Expression] = set()
+    for x in order:
+        if x.primitive in ("constant", "number", "columns"):
+            once.add(x)
+        elif x.primitive == "element":
+            same.update([x] if position(x) in fixed else [])
+        elif x.primitive not in (COLUMNS, "looked_up", *REDUCTIONS) and all(y in once or y in same for y in x.arguments):
+            (same if any(y in same for y in x.arguments) else once).add(x)
+    read = {y for x in order if x not in same for y in x.arguments} | set(outputs)
+    return same, [x for x in order if x in same and x in read]
 
 
 def _aligned(access: OperandAccess, strides: Sequence[int], space: Space, array: Array, vector: int) -> bool:

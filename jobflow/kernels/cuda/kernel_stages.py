@@ -1,6 +1,6 @@
 """Stages: the kernels that together compute expressions on arrays of a GPU.
 
-    reductions of rows, sums of columns    rows -> values per row in scratch memory; tiles -> sums of tiles in scratch memory; totals
+    reductions of rows, sums of columns    rows -> values per row in scratch memory; tiles -> sums of groups of rows in scratch memory; totals
     rows that leave most of a GPU idle     sums of parts of a row in scratch memory; rows; elements
 
 Each stage writes to scratch memory, or is the last one that reads the inputs which its outputs overwrite.
@@ -18,7 +18,7 @@ from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression, element, in_order, make, replaced
 from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.argument_block import address
-from jobflow.kernels.cuda.kernel_form import TILE, Kind
+from jobflow.kernels.cuda.kernel_form import FEW_SUMS, TILE, Kind
 from jobflow.kernels.loop_operands import constant_in_rows, facts, loop_shape
 from jobflow.kernels.registry import at
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, of_columns, position
@@ -31,6 +31,8 @@ LONGEST, FEW = 1 << 16, 64
 PART, LARGE_PART, VERY_LONG = 1 << 11, 1 << 14, 1 << 22
 #: bytes of shared memory for the sums of tiles
 SHARED = 34 << 10
+#: most sums of a column in scratch memory, and the fewest blocks of rows with a common sum if there are more than FEW_SUMS
+MOST_SUMS, LEAST_GROUP = 512, 4
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Stage:
     #: shape of the index space
     shape: tuple[int, ...]
     sums: tuple[Array, ...] = ()
+    #: blocks of rows with a common sum
+    group: int = 1
 
 
 def stages(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], allocate: Allocate) -> list[Stage]:
@@ -86,18 +90,27 @@ def _columns(
     per_column = of_columns(in_order(outputs))
     sums = {x: _wide(x) for x in per_column if x.primitive == COLUMNS}
     blocks = -(-math.prod(shape[:-1]) // BLOCK)
+    group = group_of(blocks)
+    blocks = -(-blocks // group)
     partial = {x: allocate((blocks, shape[-1]), x.dtype.arithmetic) for x in sums}
     elements = [k for k, y in enumerate(outputs) if y not in per_column]
     *first, last = _groups(list(sums))
-    for group in first:
-        yield Stage("tiles", tuple(sums[x] for x in group), tuple(arrays), (), shape, tuple(partial[x] for x in group))
+    for together in first:
+        yield Stage("tiles", tuple(sums[x] for x in together), tuple(arrays), (), shape, tuple(partial[x] for x in together), group)
     # the last tiles overwrite inputs
     whole = (*(outputs[k] for k in elements), *(sums[x] for x in last))
-    yield Stage("tiles", whole, tuple(arrays), tuple(targets[k] for k in elements), shape, tuple(partial[x] for x in last))
+    yield Stage("tiles", whole, tuple(arrays), tuple(targets[k] for k in elements), shape, tuple(partial[x] for x in last), group)
     totals = {x: f.cast(element(len(arrays) + k, x.dtype.arithmetic), x.dtype) for k, x in enumerate(partial)}
     chosen = [k for k, y in enumerate(outputs) if y in per_column]
     flat = tuple(_view(targets[k], (shape[-1],), targets[k].strides[-1:]) for k in chosen)
     yield Stage("totals", tuple(replaced(outputs[k], totals) for k in chosen), (*arrays, *partial.values()), flat, (blocks, shape[-1]))
+
+
+def group_of(blocks: int) -> int:
+    """Return the number of blocks of rows with a common sum, a power of two."""
+    if blocks <= FEW_SUMS:
+        return 1
+    return max(LEAST_GROUP, 1 << (-(-blocks // MOST_SUMS) - 1).bit_length())
 
 
 def _values_per_row(outputs: Sequence[Expression], inputs: Sequence[Array]) -> list[Expression]:
@@ -244,4 +257,4 @@ def _compact(stage: Stage) -> Stage:
         attribute = places[position(x)] if x.primitive in leaves else x.attribute
         known[x] = make(x.primitive, tuple(known[y] for y in x.arguments), x.dtype, attribute)
     outputs = tuple(known[y] for y in stage.outputs)
-    return Stage(stage.kind, outputs, tuple(stage.inputs[k] for k in read), stage.targets, stage.shape, stage.sums)
+    return Stage(stage.kind, outputs, tuple(stage.inputs[k] for k in read), stage.targets, stage.shape, stage.sums, stage.group)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from jobflow.expressions.language import Expression
-from jobflow.kernels.cuda.column_text import TileText, TotalText
+from jobflow.kernels.cuda.column_text import ColumnText, TileText, TotalText
 from jobflow.kernels.cuda.element_text import ElementText
 from jobflow.kernels.cuda.kernel_form import THREADS as THREADS
 from jobflow.kernels.cuda.kernel_form import KernelForm, Kind
@@ -21,12 +21,12 @@ from jobflow.kernels.cuda.text_parts import KernelText
 
 #: name of a kernel
 NAME = "fused"
-_TEXTS: dict[Kind, type[KernelText]] = {"elements": ElementText, "rows": RowText, "tiles": TileText, "totals": TotalText}
+_TEXTS: dict[Kind, type[KernelText]] = {"elements": ElementText, "rows": RowText, "tiles": ColumnText, "totals": TotalText}
 
 
 def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NAME) -> str:
     """Print the text of the kernel for lowered outputs, with the functions that it calls."""
-    body = _TEXTS[form.kind](outputs, form, name).text() + "\n"
+    body = (TileText if form.down else _TEXTS[form.kind])(outputs, form, name).text() + "\n"
     return with_functions(body)
 
 

@@ -19,6 +19,9 @@ FIRST, EACH = "k", "e"
 class KernelText(ABC):
     """A kernel under construction; subclasses print the loops."""
 
+    #: the threads of a block, and the fewest blocks of a multiprocessor
+    bounds = str(THREADS)
+
     def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str) -> None:
         self.outputs, self.form, self.name = outputs, form, name
         loop = form.loop
@@ -53,7 +56,7 @@ class KernelText(ABC):
     # -------------------------------------------------------------------------------------- parameters
 
     def _function(self) -> str:
-        head = f'extern "C" __global__ void __launch_bounds__({THREADS}) {self.name}('
+        head = f'extern "C" __global__ void __launch_bounds__({self.bounds}) {self.name}('
         return "\n".join([head, f"    {', '.join(self._parameters())}) {{", *self.lines, "}"])
 
     def _parameters(self) -> list[str]:

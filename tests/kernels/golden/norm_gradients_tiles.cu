@@ -30,44 +30,63 @@ template <int N, typename T> static __device__ void stored(T *to, const Vector<T
   copied<N * sizeof(T)>(to, &values);
 }
 
-extern "C" __global__ void __launch_bounds__(256) fused(
+extern "C" __global__ void __launch_bounds__(128, 4) fused(
     const float *__restrict__ x0, const float *__restrict__ x1, const float *__restrict__ x2, const float *__restrict__ x3, float *__restrict__ y0, float *__restrict__ sums0, int columns, int n0, unsigned int tiles_m, int tiles_s, int x0_0, int x1_0, int x2_0, int x3_0, int y0_0) {
   const int rows = n0;
-  const int blocks = (rows + 63) / 64, tiles = (columns + 31) / 32;
-  static __shared__ float part0[64][33];
-  for (int tile = blockIdx.x; tile < blocks * tiles; tile += gridDim.x) {
-    const int block = divided(tile, tiles_m, tiles_s), left = (tile - block * tiles) * 32;
-    const int high = min((int)64, rows - block * 64);
-    for (int s = threadIdx.x; s < 256; s += 256) {
-      const int r = s / 4, c = s % 4 * 8;
-      const int k = left + c, row = block * 64 + r;
-      if (r < high && k < columns) {
-        const int i0 = row;
-        const float v0 = x3[i0 * x3_0];
-        const float v1 = x2[i0 * x2_0];
-        const Vector<float, 8> c0 = loaded<8>(x0 + i0 * x0_0 + k);
-        const Vector<float, 8> c1 = loaded<8>(x1 + i0 * x1_0 + k);
-        Vector<float, 8> o0;
+  const int blocks = (rows + 63) / 64, tiles = (columns + 63) / 64;
+  for (int tile = blockIdx.x; tile < (blocks + 0) / 1 * tiles; tile += gridDim.x) {
+    const int down = divided(tile, tiles_m, tiles_s), left = (tile - down * tiles) * 64;
+    const int k = left + threadIdx.x * 2, first = down * 1 + threadIdx.y;
+    if (k < columns && first < blocks) {
+      const int block = first;
+      float sum0[2];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float v2 = c0.at[j];
-          const float v3 = c1.at[j];
-          const float v4 = v3 * v0;
-          const float v5 = v2 - v4;
-          const float v6 = v5 * v1;
-          const float v7 = v2 * v3;
-          part0[r][c + j] = v7;
-          o0.at[j] = v6;
+      for (int j = 0; j < 2; ++j) {
+        sum0[j] = (-0.0f);
+      }
+      const int stop = min(rows, (block + 1) * 64);
+#pragma unroll 1
+      for (int at = block * 64; at < stop; at += 8) {
+        Vector<float, 1> c3[8];
+        Vector<float, 1> c2[8];
+        Vector<float, 2> c0[8];
+        Vector<float, 2> c1[8];
+#pragma unroll
+        for (int u = 0; u < 8; ++u) {
+          const int row = min(at + u, stop - 1);
+          const int i0 = row;
+          c3[u].at[0] = x3[i0 * x3_0];
+          c2[u].at[0] = x2[i0 * x2_0];
+          c0[u] = loaded<2>(x0 + i0 * x0_0 + k);
+          c1[u] = loaded<2>(x1 + i0 * x1_0 + k);
         }
-        stored(y0 + i0 * y0_0 + k, o0);
+#pragma unroll
+        for (int u = 0; u < 8; ++u) {
+          if (at + u < stop) {
+            const int row = at + u;
+            const int i0 = row;
+            const float v0 = c3[u].at[0];
+            const float v1 = c2[u].at[0];
+            Vector<float, 2> o0;
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const float v2 = c0[u].at[j];
+              const float v3 = c1[u].at[j];
+              const float v4 = v3 * v0;
+              const float v5 = v2 - v4;
+              const float v6 = v5 * v1;
+              const float v7 = v2 * v3;
+              sum0[j] = sum0[j] + v7;
+              o0.at[j] = v6;
+            }
+            stored(y0 + i0 * y0_0 + k, o0);
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        sums0[block * columns + k + j] = sum0[j];
       }
     }
-    __syncthreads();
-    if (threadIdx.x / 32 == 0 && left + threadIdx.x % 32 < columns) {
-      float total = (-0.0f);
-      for (int r = 0; r < high; ++r) total = total + part0[r][threadIdx.x % 32];
-      sums0[block * columns + left + threadIdx.x % 32] = total;
-    }
-    __syncthreads();
   }
 }

@@ -3,11 +3,12 @@ extern "C" __global__ void __launch_bounds__(256) fused(
   for (int first = (int)blockIdx.x * 32; first < columns; first += (int)gridDim.x * 32) {
     const int k = first + threadIdx.x;
     float total0 = (-0.0f), lost0 = (-0.0f);
-    if (k < columns) for (int i0 = 0; i0 < n0; ++i0) {
-      const float taken = x0[i0 * x0_0 + k] - lost0, after = total0 + taken;
-      lost0 = (after - total0) - taken;
+#pragma unroll 8
+    for (int i0 = 0; i0 < (k < columns ? n0 : 0); ++i0) {
+      const float taken0 = x0[i0 * x0_0 + k] - lost0, after0 = total0 + taken0;
+      lost0 = (after0 - total0) - taken0;
       if (lost0 != lost0) lost0 = 0;
-      total0 = after;
+      total0 = after0;
     }
     if (k < columns) {
       y0[k] = total0;
