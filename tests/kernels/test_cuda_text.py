@@ -149,7 +149,7 @@ def test_gradients_overwrite_padded_logits_by_vectors(tmp_path: Path) -> None:
 
 
 def test_sums_of_columns_of_many_rows_equal_their_expressions(tmp_path: Path) -> None:
-    """More than 4,096 rows are added in groups; more than four sums need several kernels; the elements of a column may be adjacent in memory."""
+    """Add more than 4,096 rows in groups, more than four sums in several kernels, and columns whose elements are adjacent in memory."""
     x = f.element(0, float32)
     kernels, expected = HostKernels(tmp_path), []
     for shape, order in (((5000, 40), "C"), ((40000, 3), "C"), ((130, 33), "F"), ((130, 64), "F"), ((4500, 35), "F")):

@@ -37,7 +37,7 @@ class ColumnText(KernelText):
 
     def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str) -> None:
         super().__init__(outputs, form, name)
-        self.same, self.kept = values_per_column(in_order(outputs), outputs, form.fixed)
+        self.same, self.hoisted = values_per_column(in_order(outputs), outputs, form.fixed)
         (self.phase,) = self.phases.passes
         varying = [x for x in self.phase.elements if x not in self.same]
         self.phase = replace(self.phase, elements=tuple(varying))
@@ -78,18 +78,18 @@ class ColumnText(KernelText):
         """Print the values that all rows share, once per thread."""
         vector, outside = self.form.vector, dict(self.names)
         phase = replace(self.phases.passes[0], elements=tuple(x for x in self.phases.passes[0].elements if x in self.same))
-        kept = {x: f"f{n}" for n, x in enumerate(self.kept)}
-        for x, name in kept.items():
+        names = {x: f"f{n}" for n, x in enumerate(self.hoisted)}
+        for x, name in names.items():
             self._line(f"{value_type(x.dtype)} {name}[{vector}];")
-        if kept:
+        if names:
             self._load(phase)
             self._unrolled(f"for (int j = 0; j < {vector}; ++j)")
             self._line(f"const {self.form.index} {EACH} = {FIRST} + j;")
             self._elements(phase, EACH)
-            for x, name in kept.items():
+            for x, name in names.items():
                 self._line(f"{name}[j] = {self._text(x)};")
             self._close()
-        self.names = {**outside, **{x: f"{name}[j]" for x, name in kept.items()}}
+        self.names = {**outside, **{x: f"{name}[j]" for x, name in names.items()}}
 
     def _block(self) -> None:
         """Print the walk along the rows of a block."""
