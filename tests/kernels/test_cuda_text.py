@@ -168,7 +168,7 @@ def test_sums_of_columns_of_many_rows_equal_their_expressions(tmp_path: Path) ->
 
 
 def test_sums_of_columns_of_images_equal_their_expressions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sum images [n, h, w, c] whose rows are in another order in memory, with values per channel and per row, and one result per element."""
+    """Sum images [n, h, w, c] whose rows have another order in memory, with values per channel and per row, and a result per element."""
     monkeypatch.setattr(kernel_stages, "MOST_SUMS", 8)
     kernels, expected, groups = HostKernels(tmp_path), [], set()
     for shape, dtype in (
