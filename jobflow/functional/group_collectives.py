@@ -116,17 +116,17 @@ class Group:
         Raises: DivergedError on all ranks if the digests differ; JobError while a program is traced.
         """
         self._refuse_tracing()
-        return meeting(self.here, self.here.rank.comm.group(self.ranks), digest, lambda: f"{text or self.what} at {user_line()}")
+        return meeting(self.here, self.here.rank.host_comm.group(self.ranks), digest, lambda: f"{text or self.what} at {user_line()}")
 
     def barrier(self) -> None:
         with self.meet():
-            self.here.rank.comm.group(self.ranks).barrier()
+            self.here.rank.host_comm.group(self.ranks).barrier()
 
     def exchange(self, item: Any, text: str) -> list[Any]:
         """Return copies of the objects of all ranks, in the order of the group.  Raises: ArgumentError, on all ranks, if one cannot be pickled."""
         message = self._pickled(item)
         with self.meet(digest=zlib.crc32(text.encode())):
-            messages: list[bytes | str] = self.here.rank.comm.group(self.ranks).exchange(message)
+            messages: list[bytes | str] = self.here.rank.host_comm.group(self.ranks).exchange(message)
         for rank, each in zip(self.ranks, messages, strict=True):
             if isinstance(each, str):
                 raise ArgumentError(
@@ -243,7 +243,7 @@ class Group:
 
     def _pair(self, source: int, target: int, type: TensorType, tag: int) -> AbstractContextManager[None]:
         """Return a context that raises DivergedError unless sender and receiver pass the same shape and element size."""
-        pair = self.here.rank.comm.group(tuple(sorted((source, target))))
+        pair = self.here.rank.host_comm.group(tuple(sorted((source, target))))
         digest = zlib.crc32(f"{source} {target} {tag} {type.shape} {type.dtype.itemsize}".encode())
         text = f"{self.what} of {type} from rank {source} to rank {target}"
         return meeting(self.here, pair, digest, lambda: f"{text} at {user_line()}")

@@ -98,8 +98,8 @@ default_generator = _Default()
 def new_seed() -> int:
     """Return a random seed from the operating system, equal on all ranks."""
     here = state()
-    with meeting(here, here.rank.comm, zlib.crc32(b"seed"), lambda: f"seed at {user_line()}"):
-        seeds: list[int] = here.rank.comm.exchange(int.from_bytes(os.urandom(8), "little") >> 2)
+    with meeting(here, here.rank.host_comm, zlib.crc32(b"seed"), lambda: f"seed at {user_line()}"):
+        seeds: list[int] = here.rank.host_comm.exchange(int.from_bytes(os.urandom(8), "little") >> 2)
     return seeds[0]
 
 

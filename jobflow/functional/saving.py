@@ -67,8 +67,8 @@ def save(
         except (CheckpointError, OSError) as error:
             failure = f"{error} ({what})"
     if global_dst_rank is not None and here.rank.size > 1:
-        with meeting(here, here.rank.comm, zlib.crc32(f"save {global_dst_rank}".encode()), lambda: f"{what}, written by rank {global_dst_rank}"):
-            failure = here.rank.comm.exchange(failure)[global_dst_rank]
+        with meeting(here, here.rank.host_comm, zlib.crc32(f"save {global_dst_rank}".encode()), lambda: f"{what}, written by rank {global_dst_rank}"):
+            failure = here.rank.host_comm.exchange(failure)[global_dst_rank]
     if failure is not None:
         raise CheckpointError(failure)
 
@@ -169,8 +169,8 @@ def _from_one(here: EagerState, path: AnyPath, what: str, source: int, where: An
             message = None, None, CheckpointError(f"{what}: {error}")
     tree, types, failure = message
     if here.rank.size > 1:
-        with meeting(here, here.rank.comm, zlib.crc32(f"load {source}".encode()), lambda: f"{what}, read by rank {source}"):
-            tree, types, failure = here.rank.comm.exchange(message)[source]
+        with meeting(here, here.rank.host_comm, zlib.crc32(f"load {source}".encode()), lambda: f"{what}, read by rank {source}"):
+            tree, types, failure = here.rank.host_comm.exchange(message)[source]
     if failure is not None:
         raise failure
     there = Layout(Placement("cpu", (source,)), (B,))

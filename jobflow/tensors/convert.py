@@ -82,7 +82,7 @@ def _converted(
     cache = here.conversions.setdefault(ranks, {})
     key = (type, source, target)
     conversion: Conversion | None = cache.get(key)
-    comm = here.rank.comm.group(ranks)
+    comm = here.rank.host_comm.group(ranks)
     if conversion is None or conversion.communicates:
         agree(here, comm, _digest(here, type, source, target, provenance), _described(here, what, type, source, target, provenance))
     if conversion is not None:
@@ -121,7 +121,7 @@ def agree_on_values(here: EagerState, array: Array, type: TensorType, layout: La
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     digest = zlib.crc32(content.data, zlib.crc32(f"{type} {layout}".encode()))
     with scope.lock():
-        agree(here, here.rank.comm, digest, lambda: what().replace(ELEMENTS, shortened(array)))
+        agree(here, here.rank.host_comm, digest, lambda: what().replace(ELEMENTS, shortened(array)))
     return digest
 
 
@@ -179,6 +179,6 @@ def _gathered(here: EagerState, x: TensorBase, what: str) -> Array:
     if x.layout.placement.ranks == everywhere.placement.ranks and x.layout.is_whole:
         if here.rank.size > 1:
             same = x.tensor_type, x.layout, x.layout
-            agree(here, here.rank.comm, _digest(here, *same, x._provenance), _described(here, what, *same, x._provenance))
+            agree(here, here.rank.host_comm, _digest(here, *same, x._provenance), _described(here, what, *same, x._provenance))
         return as_numpy(x.array).copy() if isinstance(x.array, np.ndarray) else as_numpy(x.array)  # a write on one rank must not reach the copies
     return convert_array(here, x.array, x.tensor_type, x.layout, everywhere, what, x._provenance)

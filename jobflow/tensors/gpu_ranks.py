@@ -37,8 +37,8 @@ def shared_target(here: EagerState, layouts: Iterable[Layout], gpu: EagerGpu | N
     if len(takes_part) < here.rank.size or not any(placement.tag == "cuda" for placement in placements):
         return CPU
     with scope.lock():
-        agree(here, here.rank.comm, crc32(what.encode()), lambda: what)
-        devices = here.rank.comm.exchange(facts(here.device if gpu is None else gpu.device))
+        agree(here, here.rank.host_comm, crc32(what.encode()), lambda: what)
+        devices = here.rank.host_comm.exchange(facts(here.device if gpu is None else gpu.device))
     return gpu.target if gpu is not None and choose(devices).kind == "nccl" else CPU
 
 
@@ -47,7 +47,7 @@ def rank_on(here: EagerState, ranks: Sequence[int], gpu: EagerGpu | None, target
 
     Ranks on GPUs use NCCL for a program for GPUs, and otherwise the memory of the hosts; `target` is that of the program.
     """
-    host, index = here.rank.comm.group(ranks), list(ranks).index(here.rank.index)
+    host, index = here.rank.host_comm.group(ranks), list(ranks).index(here.rank.index)
     if gpu is None:
         return Rank(index, len(ranks), here.device, host)
     gpu.activate()

@@ -173,7 +173,7 @@ def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
     what = f"to_global at {user_line()}"
     if here.rank.size > 1:
         digest = zlib.crc32(f"to_global {target}".encode())
-        agree(here, here.rank.comm, digest, lambda: f"to_global of a local tensor to {target} at {user_line()}")
+        agree(here, here.rank.host_comm, digest, lambda: f"to_global of a local tensor to {target} at {user_line()}")
         all_types = _types(here, x.tensor_type)
     else:
         all_types = [x.tensor_type]

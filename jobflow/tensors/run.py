@@ -357,7 +357,7 @@ def run_assertion(here: EagerState, plan: Prepared, op: RuntimeAssertion, arrays
     if layout is None or alone:
         raise_first([refused])
         return results
-    comm = here.rank.comm.group(layout.placement.ranks)
+    comm = here.rank.host_comm.group(layout.placement.ranks)
     agree(here, comm, here.collective_log(layout.placement).number, lambda: f"{op.what} at {user_line()}{done(here, layout.placement)}")
     raise_first(comm.exchange(refused))
     return results

@@ -212,7 +212,10 @@ class Building(ProgramRecorder[Tensor]):
             line = user_line()
             with scope.lock():
                 agree(
-                    self.here, self.here.rank.comm, digest, lambda: f"{what} of {', '.join(_listed(node.op) for node in nodes)} to {target} at {line}"
+                    self.here,
+                    self.here.rank.host_comm,
+                    digest,
+                    lambda: f"{what} of {', '.join(_listed(node.op) for node in nodes)} to {target} at {line}",
                 )
         return Tensor(x.tensor_type, target, None, traced=now[known.traced])
 

@@ -146,7 +146,7 @@ class Bound:
 
     def _bind(self, loaded: Mapping[str, Tensor]) -> None:
         here, ranks = self.here, self.group.ranks
-        comm = here.rank.comm.group(ranks)
+        comm = here.rank.host_comm.group(ranks)
         what = self.built.first_call
         agree(here, comm, crc32(what.encode()), lambda: what)
         self._compare(comm)

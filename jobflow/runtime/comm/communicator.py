@@ -67,6 +67,11 @@ class Communicator(Protocol):
     #: True if operations are only enqueued on the devices: their calls return at once, and do not wait for other ranks
     enqueues: bool = False
 
+    @property
+    def host(self) -> Communicator:
+        """The communicator of the same ranks for arrays in the memory of the host."""
+        return self
+
     def group(self, ranks: Sequence[int]) -> Communicator:
         """Return the communicator of these ranks, whose rank i is rank ranks[i] of this communicator.  The same ranks always get the same object.
 

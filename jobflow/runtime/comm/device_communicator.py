@@ -17,7 +17,11 @@ class DeviceCommunicator(Communicator):
         self.size = inner.size
         self.members = inner.members
         self._inner = inner
-        self._device = device
+        self._device = self.device = device
+
+    @property
+    def host(self) -> Communicator:
+        return self._inner.host
 
     def allocate(self, nbytes: int) -> Array:
         self._inner.allocate(0)  # collective: ranks without a GPU allocate shared memory

@@ -41,6 +41,11 @@ class Rank:
     gpu_comm: Communicator | None = None
 
     @property
+    def host_comm(self) -> Communicator:
+        """The communicator of arrays in the memory of the host, also in a session on GPUs."""
+        return self.comm.host
+
+    @property
     def outermost(self) -> Communicator:
         """The communicator whose close, abort and reset also apply to `comm`."""
         return self.comm if self.gpu_comm is None else self.gpu_comm
