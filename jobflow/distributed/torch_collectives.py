@@ -15,7 +15,6 @@ from jobflow.functional.group_arguments import group_of
 from jobflow.functional.group_collectives import Group
 from jobflow.functional.switches import checked_bool
 from jobflow.functional.typed import Tensor
-from jobflow.tensors.gpus import as_numpy
 
 
 class ReduceOp(StrEnum):
@@ -188,7 +187,7 @@ def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: Any = Reduc
     """Write the elementwise reduction of input_list[i] over the ranks into `output` of the i-th rank."""
     if members := group_of("reduce_scatter", group):
         members.tensors(output=output)
-        members.reduce_scatter(output, members.stacked(input_list, output.tensor_type), _word(op))
+        members.reduce_scatter(output, input_list, _word(op))
     return _done(async_op, output)
 
 
@@ -200,7 +199,7 @@ def reduce_scatter_tensor(output: Tensor, input: Tensor, op: Any = ReduceOp.SUM,
     if members := group_of("reduce_scatter_tensor", group):
         members.tensors(output=output, input=input)
         _check_rows(members, "input", input, output)
-        members.reduce_scatter(output, as_numpy(input.array).reshape(members.size, *output.tensor_type.shape), _word(op))
+        members.reduce_scatter(output, input, _word(op))
     return _done(async_op, output)
 
 
@@ -226,7 +225,7 @@ def all_to_all_single(
     if members := group_of("all_to_all_single", group):
         members.tensors(output=output, input=input)
         _check_equal_parts(members, output, input, output_split_sizes, input_split_sizes)
-        members.write(output, members.swapped(as_numpy(input.array)))
+        members.write(output, members.swapped(input))
     return _done(async_op, output)
 
 

@@ -69,7 +69,7 @@ def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: str = "sum"
     """
     group = Group("comm.reduce_scatter")
     group.tensors(output=output)
-    group.reduce_scatter(output, group.stacked(input_list, output.tensor_type), op)
+    group.reduce_scatter(output, input_list, op)
 
 
 def all_to_all(output_tensor_list: Sequence[Tensor], input_tensor_list: Sequence[Tensor]) -> None:

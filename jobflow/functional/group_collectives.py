@@ -9,23 +9,24 @@ import pickle
 import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, counted, user_line
 from jobflow.core.types import Array, TensorType
 from jobflow.functional.typed import Tensor
-from jobflow.tensors.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
+from jobflow.tensors.collectives import FOLDS, REDUCTIONS, HostCollectives, collectives_of
 from jobflow.tensors.convert import meeting
-from jobflow.tensors.gpus import as_numpy, write
+from jobflow.tensors.gpus import write
 from jobflow.tensors.parameters import described
 from jobflow.tensors.state import refuse_tracing, state
 from jobflow.tensors.tensor import TensorBase, own
 
-#: reductions that a rank computes from the arrays of all ranks
-_GATHERED: dict[str, Any] = {"product": np.multiply, "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
-REDUCE_OPS = (*REDUCTIONS, "avg", *_GATHERED)
+if TYPE_CHECKING:
+    from jobflow.tensors.gpu_collectives import NcclCollectives
+
+REDUCE_OPS = (*REDUCTIONS, "avg", *FOLDS)
 
 
 class Group:
@@ -141,37 +142,37 @@ class Group:
         except Exception as error:  # noqa: BLE001 - methods of the object raise any error
             return f"{type(error).__name__}: {error}"
 
-    def reduced(self, array: Array, op: str) -> Array:
-        """Return the reduction of the arrays of all ranks."""
-        array = as_numpy(array)
-        if op in _GATHERED:
-            rows = stacked(self.here, array[None], self.what, self.ranks)
-            result: Array = _GATHERED[op].reduce(rows, 0, rows.dtype)
-            return result
-        total = reduced(self.here, array, REDUCTIONS["sum" if op == "avg" else op], self.what, ranks=self.ranks)
-        return self._mean(total) if op == "avg" else total
+    def collectives(self, *tensors: Tensor) -> HostCollectives | NcclCollectives:
+        """Return the collectives of the group for tensors like these."""
+        return collectives_of(self.here, self.what, self.ranks, tensors)
 
-    def _mean(self, total: Array) -> Array:
-        return np.divide(total, self.size).astype(total.dtype, copy=False)
+    def reduced(self, x: Tensor, op: str) -> Array:
+        """Return the reduction of the tensors of all ranks, as an array on the device of x or on the host."""
+        through = self.collectives(x)
+        if op in FOLDS:
+            return through.folded(through.stacked(x.array[None]), op)
+        total = through.reduced(x.array, REDUCTIONS["sum" if op == "avg" else op])
+        return through.divided(total) if op == "avg" else total
 
     def all_reduce(self, x: Tensor, op: Any) -> None:
         self.tensors(tensor=x)
-        self.write(x, self.reduced(x.array, self.reduction(op, x.dtype)))
+        self.write(x, self.reduced(x, self.reduction(op, x.dtype)))
 
     def reduce(self, x: Tensor, target: int, op: Any) -> None:
         self.tensors(tensor=x)
         to = self.rank(target)
-        result = self.reduced(x.array, self.reduction(op, x.dtype))
+        result = self.reduced(x, self.reduction(op, x.dtype))
         if self.me == to:
             self.write(x, result)
 
     def broadcast(self, x: Tensor, source: int) -> None:
         self.tensors(tensor=x)
-        self.write(x, spread(self.here, x.array, self.rank(source), self.what, self.ranks))
+        root = self.rank(source)
+        self.write(x, self.collectives(x).spread(x.array, root))
 
     def gathered(self, x: Tensor) -> Array:
         """Return the tensors of all ranks along a new first axis."""
-        return stacked(self.here, as_numpy(x.array)[None], self.what, self.ranks)
+        return self.collectives(x).stacked(x.array[None])
 
     def all_gather(self, results: Sequence[Tensor], x: Tensor) -> None:
         self.count(results)
@@ -196,54 +197,70 @@ class Group:
             self.count(sources)
             self.tensors(scatter_list=sources)
             self.alike(sources or (), x.tensor_type)
-        rows = (
-            np.stack([as_numpy(y.array) for y in sources or ()]) if mine else np.empty((self.size, *x.tensor_type.shape), x.tensor_type.dtype.numpy)
-        )
-        self.write(x, spread(self.here, rows, source, self.what, self.ranks)[self.index])
+        through = self.collectives(x)
+        shape, dtype = (self.size, *x.tensor_type.shape), x.tensor_type.dtype.numpy
+        rows = through.rows([y.array for y in sources or ()]) if mine else through.empty(shape, dtype)
+        self.write(x, through.spread(rows, source)[self.index])
 
-    def reduce_scatter(self, x: Tensor, rows: Array, op: Any) -> None:
-        """Write row i of the reduced rows into x of the i-th rank."""
+    def reduce_scatter(self, x: Tensor, sources: Sequence[Tensor] | Tensor, op: Any) -> None:
+        """Write row i of the reduced rows into x of the i-th rank.
+
+        The rows are tensors of the type of x, or the parts of one tensor along axis 0, or along its first axis.
+        """
         word = self.reduction(op, x.dtype)
-        if word in _GATHERED:
-            self.write(x, self.reduced(rows, word)[self.index])
+        through: HostCollectives | NcclCollectives
+        if isinstance(sources, TensorBase):
+            through = self.collectives(sources)
+            rows = sources.array.reshape(self.size, *x.tensor_type.shape)
+        else:
+            through, rows = self._stacked(sources, x.tensor_type)
+        if word in FOLDS:
+            self.write(x, through.folded(through.stacked(rows[None]), word)[self.index])
             return
-        (piece,) = scattered(self.here, rows, REDUCTIONS["sum" if word == "avg" else word], self.what, self.ranks)
-        self.write(x, self._mean(piece) if word == "avg" else piece)
+        (piece,) = through.scattered(rows, REDUCTIONS["sum" if word == "avg" else word])
+        self.write(x, through.divided(piece) if word == "avg" else piece)
 
-    def swapped(self, rows: Array) -> Array:
-        """Send row i to the i-th rank, and return the rows received from all ranks."""
-        return swapped(self.here, rows, self.what, self.ranks)
+    def swapped(self, x: Tensor) -> Array:
+        """Send part i of x along axis 0 to the i-th rank, and return the parts received from all ranks."""
+        return self.collectives(x).swapped(x.array)
 
-    def stacked(self, tensors: Sequence[Tensor], like: TensorType) -> Array:
-        """Return one tensor per rank, each of the type `like`, as an array with a new first axis."""
+    def _stacked(self, tensors: Sequence[Tensor], like: TensorType) -> tuple[HostCollectives | NcclCollectives, Array]:
+        """Return the collectives for one tensor per rank, each of the type `like`, and the tensors along a new first axis."""
         self.count(tensors)
         self.tensors(input_list=tensors)
         self.alike(tensors, like)
-        return np.stack([as_numpy(x.array) for x in tensors])
+        through = self.collectives(*tensors)
+        return through, through.rows([x.array for x in tensors])
 
     def all_to_all(self, results: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         self.count(results)
         self.tensors(output_tensor_list=results, input_tensor_list=sources)
-        rows = self.stacked(sources, results[0].tensor_type)
+        through, rows = self._stacked(sources, results[0].tensor_type)
         self.alike(results, results[0].tensor_type)
-        for to, part in zip(results, self.swapped(rows), strict=True):
+        for to, part in zip(results, through.swapped(rows), strict=True):
             self.write(to, part)
 
     # ---------------------------------------------------------------- two ranks
 
     def send(self, x: Tensor, target: int, tag: int = 0) -> None:
         self.tensors(tensor=x)
-        with self._pair(self.me, self.other(target), x.tensor_type, tag):
-            carried(self.here, x.array, x.tensor_type, self.me, target, "send and recv")
+        through = self._between(x, self.me, self.other(target))
+        with self._pair(through, self.me, target, x.tensor_type, tag):
+            through.carried(x.array, x.tensor_type, self.me, target)
 
     def receive(self, x: Tensor, source: int, tag: int = 0) -> None:
         self.tensors(tensor=x)
-        with self._pair(self.other(source), self.me, x.tensor_type, tag):
-            self.write(x, carried(self.here, None, x.tensor_type, source, self.me, "send and recv"))
+        through = self._between(x, self.other(source), self.me)
+        with self._pair(through, source, self.me, x.tensor_type, tag):
+            self.write(x, through.carried(None, x.tensor_type, source, self.me))
 
-    def _pair(self, source: int, target: int, type: TensorType, tag: int) -> AbstractContextManager[None]:
-        """Return a context that raises DivergedError unless sender and receiver pass the same shape and element size."""
+    def _between(self, x: Tensor, source: int, target: int) -> HostCollectives | NcclCollectives:
+        return collectives_of(self.here, self.what, tuple(sorted((source, target))), [x])
+
+    def _pair(self, through: HostCollectives | NcclCollectives, source: int, target: int, type: TensorType, tag: int) -> AbstractContextManager[None]:
+        """Return a context that raises DivergedError unless sender and receiver pass the same shape and element size through the same transport."""
         pair = self.here.rank.host_comm.group(tuple(sorted((source, target))))
-        digest = zlib.crc32(f"{source} {target} {tag} {type.shape} {type.dtype.itemsize}".encode())
-        text = f"{self.what} of {type} from rank {source} to rank {target}"
+        where = "" if isinstance(through, HostCollectives) else " on GPUs"
+        digest = zlib.crc32(f"{source} {target} {tag} {type.shape} {type.dtype.itemsize}{where}".encode())
+        text = f"{self.what} of {type}{where} from rank {source} to rank {target}"
         return meeting(self.here, pair, digest, lambda: f"{text} at {user_line()}")

@@ -4,15 +4,17 @@ Gradients are averaged over all ranks during the backward pass. Parameters are g
 the last parameters arrive first. A bucket is averaged when the next gradient arrives, because the other ranks have then usually computed the
 bucket, too. All ranks average the buckets in the same order. Each bucket has a flag per parameter, so the gradient of a parameter that no rank
 used does not change.
+
+GPUs that use NCCL sum a bucket beside the backward pass, and divide it at the end of the pass. The hosts exchange the flags of all these buckets.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,40 +28,69 @@ from jobflow.functional.switches import checked_bool
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.data_parallel_wrapper import DataParallel as DataParallel
 from jobflow.nn.modules.module import Module
-from jobflow.tensors.collectives import reduced, spread
+from jobflow.tensors.collectives import HostCollectives, collectives_of
 from jobflow.tensors.gpus import address, as_numpy, gpu_of, write, zeros
 from jobflow.tensors.state import EagerState, refuse_tracing, state
 from jobflow.tensors.tape import ReadyCallback, TapeNode, edge_of
 from jobflow.tensors.tensor import TensorBase, own
 
+if TYPE_CHECKING:
+    from jobflow.tensors.eager_gpu import EagerGpu
+    from jobflow.tensors.gpu_collectives import NcclCollectives
+
+#: the name of the reduction in messages
+GRADIENTS = "the gradients of DistributedDataParallel"
+
 
 class _Bucket:
-    """Parameters of one element type whose gradients are reduced together."""
+    """Parameters of one element type and one device whose gradients are reduced together."""
 
     def __init__(self, parameters: Sequence[Tensor], as_view: bool) -> None:
         self.parameters = list(parameters)
         self.missing = {id(p) for p in parameters}
-        size, gpu = sum(p.tensor_type.size for p in parameters), gpu_of(parameters[0].array)
+        self.size = sum(p.tensor_type.size for p in parameters)
         #: the memory of the gradients with `gradient_as_bucket_view`, on the host only
-        self.memory = np.zeros(size, parameters[0].tensor_type.dtype.numpy) if as_view and gpu is None else None
+        self.memory = np.zeros(self.size, parameters[0].tensor_type.dtype.numpy) if as_view and _gpu(parameters[0]) is None else None
+        #: the sum that NCCL computes, until the end of the backward pass
+        self.sum: _Sum | None = None
 
-    def average(self, here: EagerState, ranks: tuple[int, ...], used: set[int], step: int) -> None:
-        """Replace each gradient that at least one rank computed by the mean over all ranks; a rank without this gradient contributes zeros.
+    def reduce(self, here: EagerState, ranks: tuple[int, ...], used: set[int], step: int) -> None:
+        """Average the gradients over the ranks, or start their sum if it runs beside the backward pass.
 
         `used` has the ids of the parameters with a gradient on this rank.  `step` is the number of the reduction, which the ranks compare.
         """
-        flags = np.array([id(p) in used for p in self.parameters], self.parameters[0].tensor_type.dtype.numpy)
+        through = collectives_of(here, GRADIENTS, ranks, self.parameters)
+        if not isinstance(through, HostCollectives):
+            self.sum = _Sum(self.parameters, through, step)
+            return
+        flags = np.array(self.uses(used), self.parameters[0].tensor_type.dtype.numpy)
         flat = np.concatenate([*(_gradient(p).reshape(-1) for p in self.parameters), flags])
-        total = reduced(here, flat, SUM, "the gradients of DistributedDataParallel", step, ranks)
+        total = through.reduced(flat, SUM, step)
+        self._store(total, total[-len(flags) :], lambda part, target: _divide(part, target, len(ranks)))
+
+    def uses(self, used: set[int]) -> list[bool]:
+        """Return True for each parameter with a gradient on this rank."""
+        return [id(p) in used for p in self.parameters]
+
+    def complete(self, counts: Sequence[Any]) -> None:
+        """Replace the gradients by their means, at the end of the backward pass; `counts` are the numbers of ranks that computed them."""
+        assert self.sum is not None
+        started, self.sum = self.sum, None
+        self._store(started.mean(), counts, lambda part, target: write(target, part))
+
+    def discard(self) -> None:
+        """Discard a sum of a backward pass that failed."""
+        if self.sum is not None:
+            self.sum.wait()
+            self.sum = None
+
+    def _store(self, flat: Array, counts: Sequence[Any], store: Callable[[Array, Array], None]) -> None:
+        """Replace each gradient that at least one rank computed by its part of `flat`; a rank without this gradient contributes zeros."""
         at = 0
-        for p, count in zip(self.parameters, total[-len(flags) :], strict=True):
+        for p, count in zip(self.parameters, counts, strict=True):
             end = at + p.tensor_type.size
             if count > 0:
-                part, target = total[at:end].reshape(p.tensor_type.shape), self._target(p, at)
-                if isinstance(target, np.ndarray):
-                    np.divide(part, len(ranks), out=target)
-                else:
-                    write(target, np.divide(part, len(ranks)))
+                store(flat[at:end].reshape(p.tensor_type.shape), self._target(p, at))
                 p._gradient.wrote()
             at = end
         self.missing = {id(p) for p in self.parameters}
@@ -75,6 +106,40 @@ class _Bucket:
             p._gradient = Tensor(p.tensor_type, None, zeros(p.array, p.tensor_type.shape, p.tensor_type.dtype))
             p._gradient._device = p._device
         return own(p._gradient, "DistributedDataParallel")
+
+
+class _Sum:
+    """The sum of the gradients of parameters on a GPU over the ranks, which NCCL computes beside the backward pass."""
+
+    def __init__(self, parameters: Sequence[Tensor], through: NcclCollectives, step: int) -> None:
+        self._through = through
+        self._flat = through.empty((sum(p.tensor_type.size for p in parameters),), parameters[0].tensor_type.dtype.numpy)
+        at = 0
+        for p in parameters:
+            part = self._flat[at : at + p.tensor_type.size].reshape(p.tensor_type.shape)
+            if p._gradient is None:
+                part.fill(0)
+            else:
+                write(part, p._gradient.array)
+            at += p.tensor_type.size
+        self.wait = through.start_reduced(self._flat, SUM, step)
+
+    def mean(self) -> Array:
+        """Return the mean; operations that read it wait for the sum."""
+        self.wait()
+        return self._through.divided(self._flat)
+
+
+def _divide(part: Array, target: Array, ranks: int) -> None:
+    if isinstance(target, np.ndarray):
+        np.divide(part, ranks, out=target)
+    else:
+        write(target, np.divide(part, ranks))
+
+
+def _gpu(p: Tensor) -> EagerGpu | None:
+    """Return the GPU of a parameter; None for the host, and for a parameter whose storage is remote."""
+    return gpu_of(getattr(p, "_array", None))
 
 
 def _same_memory(a: Array, b: Array) -> bool:
@@ -113,7 +178,7 @@ class _Reducer:
     def refresh(self, broadcast: bool = True) -> None:
         """Register hooks on new parameters, which rank 0 broadcasts if `broadcast`, and rebuild the buckets if the trained parameters changed."""
         parameters = list(self.module.parameters())
-        key = [(id(p), p.tensor_type) for p in parameters if p._needs_gradient]
+        key = [(id(p), p.tensor_type, _gpu(p)) for p in parameters if p._needs_gradient]
         new = [p for p in parameters if id(p) not in self.parameters]
         if new:
             _check_local(self.module)
@@ -131,7 +196,8 @@ class _Reducer:
         run: list[Tensor] = []
         for p in parameters:
             size = sum(each.tensor_type.nbytes for each in (*run, p))
-            if run and (len(run) == self.bucket_size or size > self.most or run[0].tensor_type.dtype is not p.tensor_type.dtype):
+            differs = run and (run[0].tensor_type.dtype is not p.tensor_type.dtype or _gpu(run[0]) is not _gpu(p))
+            if run and (len(run) == self.bucket_size or size > self.most or differs):
                 yield _Bucket(run, self.as_view)
                 run = []
             run.append(p)
@@ -195,14 +261,19 @@ class _Reducer:
     def _average_complete(self, here: EagerState) -> None:
         """Average the complete buckets, in order, up to the first incomplete one."""
         while self.done < len(self.buckets) and not self.buckets[self.done].missing:
-            self.buckets[self.done].average(here, self.ranks, self.used, self.step)
+            self.buckets[self.done].reduce(here, self.ranks, self.used, self.step)
             self.done += 1
 
     def finish(self) -> None:
-        """Average the remaining buckets at the end of the backward pass."""
+        """Average the remaining buckets at the end of the backward pass, and complete the sums beside it."""
         here = state()
         for bucket in self.buckets[self.done :]:
-            bucket.average(here, self.ranks, self.used, self.step)
+            bucket.reduce(here, self.ranks, self.used, self.step)
+        if started := [bucket for bucket in self.buckets if bucket.sum is not None]:
+            flags = np.array([flag for bucket in started for flag in bucket.uses(self.used)], np.int32)
+            counts = iter(HostCollectives(here, GRADIENTS, self.ranks).reduced(flags, SUM, self.step).tolist())
+            for bucket in started:
+                bucket.complete([next(counts) for _ in bucket.parameters])
         self.used.clear()
         self.done, self.begun = 0, False
 
@@ -212,6 +283,7 @@ class _Reducer:
             waiting.remove(self.finish)
         for bucket in self.buckets:
             bucket.missing = {id(p) for p in bucket.parameters}
+            bucket.discard()
         self.used.clear()
         self.done, self.begun = 0, False
 
@@ -366,7 +438,7 @@ def _take_over(here: EagerState, ranks: tuple[int, ...], tensors: Iterable[Tenso
     """Overwrite the tensors with the values of the first of the ranks."""
     for x in tensors:
         refuse_tracing(what, "ranks cannot broadcast local tensors", "create and call DistributedDataParallel outside")
-        write(own(x, what), spread(here, x.array, ranks[0], what, ranks))
+        write(own(x, what), collectives_of(here, what, ranks, [x]).spread(x.array, ranks[0]))
         x.wrote()
 
 

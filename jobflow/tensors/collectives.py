@@ -6,17 +6,96 @@ The tensor of each rank is its piece of a global tensor; the result of the colle
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.layout import MAX, MIN, SUM, B, Layout, Partial, Placement, Reduction, S, Sbp
 from jobflow.core.types import Array, TensorType, type_of
 from jobflow.tensors.convert import convert_array
 from jobflow.tensors.gpus import as_numpy, in_rows
 from jobflow.tensors.state import EagerState
+from jobflow.tensors.tensor import TensorBase
+
+if TYPE_CHECKING:
+    from jobflow.tensors.gpu_collectives import NcclCollectives
 
 REDUCTIONS = {"sum": SUM, "max": MAX, "min": MIN}
+#: reductions that a rank computes from the arrays of all ranks
+FOLDS: dict[str, Any] = {"product": np.multiply, "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+
+
+def collectives_of(here: EagerState, what: str, ranks: Sequence[int], tensors: Sequence[TensorBase]) -> HostCollectives | NcclCollectives:
+    """Return the collectives `what` of a group of ranks for tensors like these local ones: through NCCL for tensors on GPUs, if it is possible.
+
+    All ranks of the group must call this function with tensors of the same type of device.
+    """
+    ranks = tuple(ranks)
+    if len(ranks) == 1 or not any(map(_is_on_gpu, tensors)) or list(ranks) != sorted(ranks):
+        return HostCollectives(here, what, ranks)
+    from jobflow.tensors.gpu_collectives import chosen_collectives  # programs on CPUs need no NCCL
+
+    return chosen_collectives(here, what, ranks, [x.array for x in tensors])
+
+
+def _is_on_gpu(x: TensorBase) -> bool:
+    """Return True for a tensor of the device "cuda", also if this rank has no GPU."""
+    return not isinstance(x.array, np.ndarray) or (x._device is not None and x._device.type == "cuda")
+
+
+@dataclass(frozen=True)
+class HostCollectives:
+    """The collectives `what` of a group of ranks through the memory of the hosts.  Results are new arrays."""
+
+    here: EagerState
+    what: str
+    ranks: tuple[int, ...]
+
+    def reduced(self, array: Array, reduce: Reduction, provenance: int = 0) -> Array:
+        """Return the elementwise sum, maximum or minimum (`reduce`) of the arrays of all ranks.
+
+        Raises: DivergedError on all ranks if `provenance` differs.
+        """
+        return reduced(self.here, array, reduce, self.what, provenance, self.ranks)
+
+    def scattered(self, rows: Array, reduce: Reduction) -> Array:
+        """Return row i of the elementwise reduction of all ranks' rows on the i-th rank; the result has one row."""
+        return scattered(self.here, rows, reduce, self.what, self.ranks)
+
+    def stacked(self, array: Array) -> Array:
+        """Return the concatenation of the arrays of all ranks along axis 0."""
+        return stacked(self.here, array, self.what, self.ranks)
+
+    def swapped(self, array: Array) -> Array:
+        """Send part i of the array along axis 0 to the i-th rank, and return the parts received from all ranks."""
+        return swapped(self.here, array, self.what, self.ranks)
+
+    def spread(self, array: Array, source: int) -> Array:
+        """Return the array of rank `source`."""
+        return spread(self.here, array, source, self.what, self.ranks)
+
+    def carried(self, array: Array | None, type: TensorType, source: int, target: int) -> Array:
+        """Return the array of rank `source` on rank `target`, which passes None."""
+        return carried(self.here, array, type, source, target, "send and recv")
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Return an array of this shape."""
+        return np.empty(tuple(shape), dtype)
+
+    def rows(self, arrays: Sequence[Array]) -> Array:
+        """Return equal arrays along a new first axis."""
+        return np.stack([as_numpy(array) for array in arrays])
+
+    def folded(self, rows: Array, op: str) -> Array:
+        """Combine the rows by the operation `op` of FOLDS."""
+        result: Array = FOLDS[op].reduce(rows, 0, rows.dtype)
+        return result
+
+    def divided(self, array: Array) -> Array:
+        """Return an array of floats divided by the number of ranks."""
+        return np.divide(array, len(self.ranks)).astype(array.dtype, copy=False)
 
 
 def everywhere(here: EagerState, sbp: Sbp, ranks: Sequence[int] | None = None) -> Layout:
@@ -57,14 +136,19 @@ def swapped(here: EagerState, array: Array, what: str, ranks: Sequence[int] | No
     """
     layouts = everywhere(here, S(0), ranks), everywhere(here, S(1), ranks)
     n, piece = len(layouts[0].placement.ranks), type_of(array)
-    if array.shape[0] % n:
-        raise ArgumentError(
-            f"{what} at {user_line()}: axis 0 has {array.shape[0]} elements, not divisible into {n} equal parts; pad the tensor to a multiple of {n}"
-        )
+    check_parts(array, n, what)
     rows = piece.with_shape((n, n, array.shape[0] // n, *array.shape[1:]))  # axis 0: sending rank, axis 1: receiving rank
     parts = in_rows(as_numpy(array)).reshape(1, *rows.shape[1:])
     result = convert_array(here, parts, rows, *layouts, what)
     return result.reshape(array.shape)
+
+
+def check_parts(array: Array, n: int, what: str) -> None:
+    """Raise ArgumentError unless axis 0 has n equal parts."""
+    if array.shape[0] % n:
+        raise ArgumentError(
+            f"{what} at {user_line()}: axis 0 has {array.shape[0]} elements, not divisible into {n} equal parts; pad the tensor to a multiple of {n}"
+        )
 
 
 def spread(here: EagerState, array: Array, source: int, what: str, ranks: Sequence[int] | None = None) -> Array:

@@ -17,7 +17,8 @@ from jobflow.kernels.target import CPU, Target
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
 from jobflow.runtime.comm.solo_communicator import SingleRankGroup
-from jobflow.runtime.comm.transports import choose, facts, host_communicator
+from jobflow.runtime.comm.transports import Transport, facts, host_communicator, nccl_or_hosts
+from jobflow.runtime.comm.waits import named
 from jobflow.runtime.world.world import Rank
 from jobflow.tensors.convert import agree
 from jobflow.tensors.gpus import device_name, gpu_of
@@ -38,8 +39,27 @@ def shared_target(here: EagerState, layouts: Iterable[Layout], gpu: EagerGpu | N
         return CPU
     with scope.lock():
         agree(here, here.rank.host_comm, crc32(what.encode()), lambda: what)
-        devices = here.rank.host_comm.exchange(facts(here.device if gpu is None else gpu.device))
-    return gpu.target if gpu is not None and choose(devices).kind == "nccl" else CPU
+        transport = transport_between(here, here.rank.host_comm, gpu)
+    return gpu.target if gpu is not None and transport.kind == "nccl" else CPU
+
+
+def transport_between(here: EagerState, hosts: Communicator, gpu: EagerGpu | None) -> Transport:
+    """Return the transport of tensors between the GPUs of some ranks, NCCL or the hosts.
+
+    `gpu` is that of this rank, or None without GPUs, and `hosts` is the host communicator.  Collective over the ranks of `hosts`.
+    """
+    own = facts(here.device if gpu is None else gpu.device)
+    devices = hosts.exchange((own, gpu is not None and _uses_other_device(here.rank, gpu)))
+    others = [rank for rank, (_, differs) in zip(hosts.members, devices, strict=True) if differs]
+    if others:
+        return Transport("host", f"tensors of {named(others)} are on another GPU than those of earlier programs, or belong to an earlier session")
+    return nccl_or_hosts([device for device, _ in devices], hosts.members)
+
+
+def _uses_other_device(rank: Rank, gpu: EagerGpu) -> bool:
+    """Return True if NCCL's calls of this rank follow the stream of another device than that of the tensors of `gpu`."""
+    comm = _known_nccl(rank)
+    return comm is not None and comm.device is not gpu.device
 
 
 def rank_on(here: EagerState, ranks: Sequence[int], gpu: EagerGpu | None, target: Target) -> Rank:
@@ -53,17 +73,22 @@ def rank_on(here: EagerState, ranks: Sequence[int], gpu: EagerGpu | None, target
     gpu.activate()
     comm: Communicator = SingleRankGroup(gpu.device.allocate, 0, host)
     if len(ranks) > 1:
-        comm = host_communicator(host, gpu.device) if target.kind == "cpu" else _nccl_of_world(here.rank, gpu).group(ranks)
+        comm = host_communicator(host, gpu.device) if target.kind == "cpu" else nccl_of_world(here.rank, gpu).group(ranks)
     return Rank(index, len(ranks), gpu.device, comm)
 
 
-def _nccl_of_world(rank: Rank, gpu: EagerGpu) -> Communicator:
+def nccl_of_world(rank: Rank, gpu: EagerGpu) -> NcclCommunicator:
     """Return the communicator of all ranks through NCCL, which the world closes."""
-    if isinstance(rank.comm, NcclCommunicator):
-        return rank.comm
-    if rank.gpu_comm is None:
-        rank.gpu_comm = NcclCommunicator(rank.comm, gpu.device)
-    return rank.gpu_comm
+    comm = _known_nccl(rank)
+    if comm is None:
+        comm = rank.gpu_comm = NcclCommunicator(rank.comm, gpu.device)
+    return comm
+
+
+def _known_nccl(rank: Rank) -> NcclCommunicator | None:
+    """Return the communicator of all ranks through NCCL, if it exists."""
+    comm = rank.comm if rank.gpu_comm is None else rank.gpu_comm
+    return comm if isinstance(comm, NcclCommunicator) else None
 
 
 def gpu_of_tensors(what: str, tensors: Iterable[tuple[str, Any]]) -> EagerGpu | None:

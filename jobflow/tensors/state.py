@@ -116,6 +116,8 @@ class EagerState:
         self.prepared: dict[Any, Any] = {}
         #: prepared changes of layout, by group of ranks: see convert.py
         self.conversions: dict[tuple[int, ...], Any] = {}
+        #: NCCL communicators of local tensors on GPUs, by group of ranks; None for groups that use the hosts: see gpu_collectives.py
+        self.nccl_groups: dict[tuple[int, ...], Any] = {}
         #: the number of local tensors converted to global ones
         self.entered = 0
         #: scopes for functions of operations, by placement: see functional/nn_base.py
@@ -131,7 +133,7 @@ class EagerState:
         """Clear the caches if this rank belongs to a world that ends; the next operation starts another world."""
         if any(rank is self.rank for rank in world.ranks):
             del self.rank
-            for prepared in (self.prepared, self.conversions, self.composing, self._collective_logs):
+            for prepared in (self.prepared, self.conversions, self.nccl_groups, self.composing, self._collective_logs):
                 prepared.clear()
             for gpu in self.gpus.values():
                 gpu.prepared.clear()

@@ -205,6 +205,10 @@ class Communicator:
         sends = [self._give(peer, sendbuf, count, datatype) for peer in range(self._size)]
         self._perform(sends, [self._combine(recvbuf, count, datatype, op)], stream)
 
+    def broadcast(self, sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, stream: int) -> None:
+        sends = [self._give(peer, sendbuff, count, datatype) for peer in range(self._size)] if root == self._rank else []
+        self._perform(sends, [self._get(root, recvbuff, count, datatype)], stream)
+
     def reduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, root: int, stream: int) -> None:
         rest = [self._combine(recvbuf, count, datatype, op)] if root == self._rank else []
         self._perform([self._give(root, sendbuf, count, datatype)], rest, stream)

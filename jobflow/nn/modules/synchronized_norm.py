@@ -28,7 +28,7 @@ class _SumOverRanks(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: tuple[int, ...]) -> Tensor:
         ctx.ranks = ranks
-        total = Group("SyncBatchNorm", ranks).reduced(x.array, "sum")
+        total = Group("SyncBatchNorm", ranks).reduced(x, "sum")
         result = Tensor(x.tensor_type, None, on_device(gpu_of(x.array), total))
         result._device = x._device
         return result

@@ -51,12 +51,22 @@ def transfer_call(record: Record, me: int, members: Sequence[int], comm: Any, nc
     return comm.recv, (record.target.data.ptr, record.target.nbytes, nccl.NCCL_UINT8, members.index(sender), stream)
 
 
+def broadcast_call(record: Record, root: int, comm: Any, nccl: Any, stream: int) -> Call:
+    """Return the call that copies the source of rank `root` of `comm` to the targets of all ranks."""
+    return comm.broadcast, (record.source.data.ptr, record.target.data.ptr, record.source.nbytes, nccl.NCCL_UINT8, root, stream)
+
+
+def reduces(dtype: Any) -> bool:
+    """Return True if NCCL can reduce arrays of this element type."""
+    return str(dtype) in (*REDUCED, "bool")
+
+
 def _typed(record: Record, nccl: Any) -> tuple[int, int]:
     """Return NCCL's constants for the element type and the reduction of a record; raise PlanError if NCCL lacks the type."""
     assert record.reduce is not None
     kind = str(record.source.dtype)
     names = {name: name.upper() for name in REDUCED} | {"bool": "UINT8"}
-    if kind not in names:
+    if not reduces(kind):
         raise PlanError(f"{record.label}: NCCL cannot reduce {kind}; cast the tensor to float32")
     # the sum of booleans is "or", as in NumPy
     word = "MAX" if kind == "bool" and record.reduce is Reduction.SUM else record.reduce.name

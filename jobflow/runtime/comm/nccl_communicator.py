@@ -7,16 +7,17 @@ an operation through events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jobflow.core.errors import JobError, JobflowError
+from jobflow.core.types import Array
 from jobflow.ops.op import Call
 from jobflow.runtime.comm.communicator import Binding, Communicator, Transfers
 from jobflow.runtime.comm.device_communicator import DeviceCommunicator
-from jobflow.runtime.comm.nccl_calls import NcclLaunch, NcclOperation, Started, calls_of, transfer_call
-from jobflow.runtime.comm.nccl_family import NcclFamily
-from jobflow.runtime.comm.record import BindingMessage, Group, Record, Recorder
+from jobflow.runtime.comm.nccl_calls import NcclLaunch, NcclOperation, Started, broadcast_call, calls_of, transfer_call
+from jobflow.runtime.comm.nccl_family import ADVICE, NcclFamily
+from jobflow.runtime.comm.record import BindingMessage, Group, Record, Recorder, flat
 from jobflow.runtime.device import cuda_device as cuda
 
 
@@ -36,6 +37,8 @@ class NcclCommunicator(DeviceCommunicator, Recorder):
         DeviceCommunicator.__init__(self, inner, device)
         self._nccl: Any = cuda.nccl()
         self._family = NcclFamily(self._nccl, inner, device)
+        #: the arrays of operations of `start` whose wait has not been called
+        self._started: dict[NcclLaunch, tuple[Array, Array]] = {}
         if world is None:
             device.listen = self._listen
 
@@ -90,15 +93,61 @@ class NcclCommunicator(DeviceCommunicator, Recorder):
         else:
             record.operation.fill([(launch, ()), launch.wait])
 
+    # ---------------------------------------------------------------- operations that are not bound
+
+    def prepare(self) -> None:
+        """Create NCCL's communicator of these ranks, which `start` needs.  Collective."""
+        self._usable()
+        self._family.prepare(())
+
+    def start(self, what: Binding, root: int | None = None) -> Callable[[], None]:
+        """Start an operation on contiguous arrays, or with `root` a broadcast from this rank; return the function that makes later kernels wait.
+
+        All ranks of the operation call this with the same operation, which the callers compare.  The arrays are kept until the wait.
+        Raises: JobError if NCCL refuses the operation.  Then no rank can communicate any more.
+        """
+        self._usable()
+        kind, ranks, source, target, counts, receives, reduce, name = what
+        record = Record(kind, tuple(self.members[rank] for rank in ranks), flat(source), flat(target), tuple(counts), tuple(receives), reduce, name)
+        stream, comm = self._device.communication.ptr, self._family.root
+        if root is not None:
+            calls = [broadcast_call(record, root, comm, self._nccl, stream)]
+        elif kind == "transfer":
+            calls = [transfer_call(record, self._me, self.members, comm, self._nccl, stream)]
+        else:
+            calls = calls_of(record, self._me, comm, self._nccl, stream)
+        launch = NcclLaunch(self._device, self._nccl, calls, self._usable)
+        try:
+            launch()
+        except RuntimeError as error:
+            self._world.end(f"NCCL failed on rank {self._me}: {error}")
+            raise JobError(f"communication: NCCL failed on rank {self._me} in {record.label} ({error}); {ADVICE}") from error
+        self._started[launch] = source, target
+
+        def wait() -> None:
+            function, arguments = launch.wait
+            function(*arguments)
+            self._started.pop(launch, None)
+
+        return wait
+
     # ---------------------------------------------------------------- failure and end
+
+    @property
+    def _world(self) -> NcclCommunicator:
+        assert isinstance(self._all, NcclCommunicator)
+        return self._all
 
     def _families(self) -> list[NcclFamily]:
         groups = [group for group in list(self._groups.values()) if isinstance(group, NcclCommunicator)]
         return [self._family, *(family for group in groups for family in group._families())]
 
+    def _ended(self) -> str | None:
+        """The reason of the abort of a communicator of the world, or None."""
+        return next((family.ended for family in self._world._families() if family.ended is not None), None)
+
     def _usable(self) -> None:
-        ended = self._all._family.ended if isinstance(self._all, NcclCommunicator) else None
-        reason = self._family.ended if ended is None else ended
+        reason = self._ended()
         if reason is not None:
             raise JobError(
                 f"communication: ranks cannot exchange tensors or read variables after a failed step ({reason}), which may be incomplete; "
@@ -132,8 +181,9 @@ class NcclCommunicator(DeviceCommunicator, Recorder):
         self._records.clear()
         if self._all is self:
             self._device.release_graphs()  # a graph that contains NCCL calls uses their communicators until its end
-        if self._family.ended is None:
+        if self._ended() is None:
             self._device.synchronize_all()
+        self._started.clear()
         for _, group in sorted(self._groups.items()):
             group.close()
         self._groups.clear()

@@ -75,7 +75,7 @@ class NcclFamily:
                 error = f"{type(failure).__name__}: {failure}"
         identity, error = self._comm.exchange((identity, error))[0]
         if error:
-            raise JobError(f"start of NCCL: rank {self._comm.members[0]} cannot create the id of a communicator ({error}); {_ADVICE}")
+            raise JobError(f"start of NCCL: rank {self._comm.members[0]} cannot create the id of a communicator ({error}); {ADVICE}")
         config = self._nccl.NcclConfig(split_share=1)
         create = self._nccl.NcclCommunicator
         what = f"the communicator of ranks {list(self._comm.members)}"
@@ -96,7 +96,7 @@ class NcclFamily:
         except Exception as error:
             self.end(str(error))
             rank = self._comm.members[self._comm.rank]
-            raise JobError(f"start of NCCL: rank {rank} cannot create {what} ({type(error).__name__}: {error}); {_ADVICE}") from error
+            raise JobError(f"start of NCCL: rank {rank} cannot create {what} ({type(error).__name__}: {error}); {ADVICE}") from error
 
     def check_errors(self) -> None:
         """Raise the error of a communicator that NCCL has detected outside of a call, such as a lost connection."""
@@ -109,7 +109,7 @@ class NcclFamily:
                 except Exception as error:
                     rank = self._comm.members[self._comm.rank]
                     text = f"NCCL failed on rank {rank}: {type(error).__name__}: {error}"
-                    raise JobError(f"communication: {text}; {_ADVICE}") from error
+                    raise JobError(f"communication: {text}; {ADVICE}") from error
 
     def end(self, reason: str) -> None:
         """Abort all communicators, so that the device stops waiting for peers; any thread may call this."""
@@ -145,7 +145,7 @@ class NcclFamily:
 
 
 #: advice for users
-_ADVICE = "set NCCL_DEBUG=WARN to print its messages, and start a new session with clear_default_session()"
+ADVICE = "set NCCL_DEBUG=WARN to print its messages, and start a new session with clear_default_session()"
 
 
 def _abandoned(comm: Any) -> None:

@@ -64,29 +64,30 @@ def facts(device: Device) -> RankDevice:
 
 def choose(devices: Sequence[RankDevice]) -> Transport:
     """Return the transport between these ranks."""
-    transport = _by_libraries(devices)
+    transport = nccl_or_hosts(devices, range(len(devices)))
     machines = {device.gpu.rpartition(" ")[0] for device in devices}
     if transport.kind == "host" and len(machines) == 1 and all(device.opens for device in devices):
         return Transport("windows", f"{transport.reason}, and {WINDOWS_SETTING}=1 enables windows in GPU memory")
     return transport
 
 
-def _by_libraries(devices: Sequence[RankDevice]) -> Transport:
-    hosts = [rank for rank, device in enumerate(devices) if device.tag == "cpu"]
+def nccl_or_hosts(devices: Sequence[RankDevice], ranks: Sequence[int]) -> Transport:
+    """Return the transport between `ranks`, which have these devices, without windows in GPU memory."""
+    hosts = [rank for rank, device in zip(ranks, devices, strict=True) if device.tag == "cpu"]
     if len(hosts) == len(devices):
         return Transport("none", "no tensors are exchanged between GPUs")
     if hosts:
         return Transport("host", f"{named(hosts)} {'have' if len(hosts) > 1 else 'has'} no GPU")
-    without = [rank for rank, device in enumerate(devices) if not device.nccl]
+    without = [rank for rank, device in zip(ranks, devices, strict=True) if not device.nccl]
     if without:
         return Transport("host", f"NCCL is not installed on {named(without)}; install it with: {INSTALL}")
     versions = sorted({device.nccl for device in devices})
     if len(versions) > 1:
         return Transport("host", f"the ranks have different versions of NCCL ({', '.join(map(version_text, versions))})")
     users: dict[str, list[int]] = {}
-    for rank, device in enumerate(devices):
+    for rank, device in zip(ranks, devices, strict=True):
         users.setdefault(device.gpu, []).append(rank)
-    sharing = next((ranks for ranks in users.values() if len(ranks) > 1), None)
+    sharing = next((several for several in users.values() if len(several) > 1), None)
     if sharing is None:
         return Transport("nccl", f"each rank has its own GPU, NCCL {version_text(versions[0])}")
     if versions[0] >= SHARED_GPU and all(device.shares for device in devices):
@@ -102,8 +103,7 @@ def version_text(version: int) -> str:
 def device_communicator(inner: Communicator, device: Device, devices: Sequence[RankDevice]) -> Communicator:
     """Return the communicator of a rank on `device`; `devices` are the facts of all ranks."""
     transport = choose(devices)
-    if inner.rank == 0 and inner.size > 1 and transport.kind == "host":
-        notice(f"GPUs exchange tensors through the host: {transport.reason}")
+    note_hosts(inner, transport)
     if device.tag == "cpu" or transport.kind == "none":
         return inner
     if transport.kind == "nccl":
@@ -111,6 +111,12 @@ def device_communicator(inner: Communicator, device: Device, devices: Sequence[R
     if transport.kind == "windows":
         return PeerCommunicator(inner, device)
     return host_communicator(inner, device, all(device.tag == "gpu" for device in devices))
+
+
+def note_hosts(comm: Communicator, transport: Transport) -> None:
+    """Print a notice on the first rank if tensors of GPUs are exchanged through the hosts."""
+    if comm.rank == 0 and comm.size > 1 and transport.kind == "host":
+        notice(f"GPUs exchange tensors through the host: {transport.reason}")
 
 
 def host_communicator(inner: Communicator, device: Any, divide: bool = False) -> Communicator:
