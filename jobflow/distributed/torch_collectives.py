@@ -1,7 +1,7 @@
 """PyTorch's collectives on local tensors; all ranks of the group must call them in the same order.
 
-A collective ends before it returns, so `async_op=True` returns a finished `Work`.  A rank outside of the group does nothing.  A rank that calls
-another collective is an error on all ranks.
+A collective of tensors on the host ends before it returns.  On GPUs, later operations wait for it.  So `async_op=True` returns a finished `Work`.
+A rank outside of the group does nothing.  A rank that calls another collective is an error on all ranks.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class ReduceOp(StrEnum):
 
 
 class Work:
-    """A collective that has ended."""
+    """A collective that has ended, or whose result later operations of the GPU wait for."""
 
     def __init__(self, results: Sequence[Tensor] = ()) -> None:
         self._results = list(results)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return True, because the collective has ended."""
+        """Return True, because later operations read the result of the collective."""
         return True
 
     def is_completed(self) -> bool:
-        """Return True, because the collective has ended."""
+        """Return True, because later operations read the result of the collective."""
         return True
 
     def is_success(self) -> bool:
@@ -56,7 +56,7 @@ class Work:
         return self._results
 
     def synchronize(self) -> None:
-        """Do nothing, because the collective has ended."""
+        """Do nothing, because later operations read the result of the collective."""
 
 
 def _word(op: Any) -> Any:

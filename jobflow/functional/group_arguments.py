@@ -15,6 +15,8 @@ from jobflow.tensors.state import state
 class Backend(str):
     """The name of a communication library.  Every name selects jobflow's communication: shared memory on one machine, MPI between machines.
 
+    Tensors on GPUs use NCCL if each rank of the group has a GPU of its own.
+
     Raises: ArgumentError for an unknown name.
     """
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from jobflow.tensors.gpu_collectives import NcclCollectives
 
 #: the name of the reduction in messages
-GRADIENTS = "the gradients of DistributedDataParallel"
+_GRADIENTS = "the gradients of DistributedDataParallel"
 
 
 class _Bucket:
@@ -59,7 +59,7 @@ class _Bucket:
 
         `used` has the ids of the parameters with a gradient on this rank.  `step` is the number of the reduction, which the ranks compare.
         """
-        through = collectives_of(here, GRADIENTS, ranks, self.parameters)
+        through = collectives_of(here, _GRADIENTS, ranks, self.parameters)
         if not isinstance(through, HostCollectives):
             self.sum = _Sum(self.parameters, through, step)
             return
@@ -271,7 +271,7 @@ class _Reducer:
             bucket.reduce(here, self.ranks, self.used, self.step)
         if started := [bucket for bucket in self.buckets if bucket.sum is not None]:
             flags = np.array([flag for bucket in started for flag in bucket.uses(self.used)], np.int32)
-            counts = iter(HostCollectives(here, GRADIENTS, self.ranks).reduced(flags, SUM, self.step).tolist())
+            counts = iter(HostCollectives(here, _GRADIENTS, self.ranks).reduced(flags, SUM, self.step).tolist())
             for bucket in started:
                 bucket.complete([next(counts) for _ in bucket.parameters])
         self.used.clear()

@@ -22,6 +22,7 @@ from jobflow.ops.scalar import DivideBy
 from jobflow.runtime.comm.communicator import Binding
 from jobflow.runtime.comm.nccl_calls import reduces
 from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
+from jobflow.runtime.comm.nccl_order import fix_order
 from jobflow.runtime.comm.transports import note_hosts
 from jobflow.tensors.collectives import HostCollectives, check_parts, everywhere
 from jobflow.tensors.convert import agree, done, meeting
@@ -36,7 +37,7 @@ _FOLDS: dict[str, Op] = {"product": Multiply(), "band": BitwiseAnd(), "bor": Bit
 
 
 def chosen_collectives(here: EagerState, what: str, ranks: tuple[int, ...], arrays: Sequence[Any]) -> HostCollectives | NcclCollectives:
-    """Return the collectives of a group for tensors on GPUs, of which some may be on the host; all ranks of the group must call this function.
+    """Return the collectives of a group for arrays on GPUs, of which some may be on the host.  Collective over the ranks of the group.
 
     Raises: DivergedError if ranks differ; PlacementError for an array on another GPU than that of the first collective through NCCL.
     """
@@ -67,6 +68,8 @@ def _nccl_group(here: EagerState, what: str, ranks: tuple[int, ...], gpu: EagerG
         return None
     assert gpu is not None
     gpu.activate()
+    if gpu.target.products.deterministic:
+        fix_order()
     comm = nccl_of_world(here.rank, gpu).group(ranks)
     assert isinstance(comm, NcclCommunicator)
     comm.prepare()

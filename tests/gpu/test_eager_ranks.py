@@ -119,8 +119,8 @@ def collectives(rank: int, type: str, dtype: Any, group: Any = None) -> list[Any
     pieces, at_last, flat = [new(9) for _ in ranks], [new(9) for _ in ranks], flow.cat([new(k) for k in range(n)])
     distributed.all_gather(pieces, new(), group=group)
     distributed.gather(new(), at_last if rank == last else None, last, group=group)
-    given, summed, part, folded = new(9), new(9), new(9), new(9)
-    distributed.scatter(given, [new(k) for k in range(n)] if rank == last else None, last, group=group)
+    dealt, summed, part, folded = new(9), new(9), new(9), new(9)
+    distributed.scatter(dealt, [new(k) for k in range(n)] if rank == last else None, last, group=group)
     distributed.reduce_scatter(summed, [new(k) for k in range(n)], "max", group=group)
     distributed.reduce_scatter_tensor(part, flat, group=group)
     distributed.reduce_scatter_tensor(folded, flat, "product", group=group)
@@ -134,7 +134,7 @@ def collectives(rank: int, type: str, dtype: Any, group: Any = None) -> list[Any
         distributed.send(new(), ranks[0], tag=3)
     elif rank == ranks[0]:
         distributed.recv(received, last, tag=3)
-    written += [to_last, view, spread, *pieces, *at_last, given, summed, part, folded, *exchanged, parts, together, received]
+    written += [to_last, view, spread, *pieces, *at_last, dealt, summed, part, folded, *exchanged, parts, together, received]
     return written
 
 
