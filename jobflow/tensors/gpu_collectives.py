@@ -176,10 +176,11 @@ class NcclCollectives:
         return result
 
     def folded(self, rows: Array, op: str) -> Array:
-        total, others = rows[0], [rows[k] for k in range(1, len(rows))]
-        for row in others:
+        fold = _FOLDS["band" if op == "product" and str(rows.dtype) == "bool" else op]  # kernels do not multiply bools
+        total = rows[0]
+        for k in range(1, len(rows)):
             target = self.empty(total.shape, total.dtype)
-            self.gpu.calls_like(_FOLDS[op], total).run(None, [total, row], [target])
+            self.gpu.calls_like(fold, total).run(None, [total, rows[k]], [target])
             total = target
         return total
 
