@@ -37,6 +37,9 @@ TRACKED = 1 << 20
 class EagerGpu:
     """A GPU of this rank, with its kernels, the memory of its tensors, and the operations that are prepared for it."""
 
+    #: kernels receive the numbers of operations as arguments, so a new number needs no compilation
+    passes_numbers = True
+
     def __init__(self, device: Any) -> None:
         self.device = device
         self.index: int = device.index

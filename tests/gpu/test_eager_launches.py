@@ -13,13 +13,18 @@ import numpy as np
 import pytest
 from on_device import Bench, host_results, put
 
-from jobflow.core.types import type_of
+from jobflow.core.types import float32, int64, type_of
+from jobflow.expressions.language import element, quotient
 from jobflow.kernels import registry
+from jobflow.kernels.cuda import compiled_text
 from jobflow.kernels.cuda.eager_launches import prepare
+from jobflow.kernels.cuda.fused import constants
 from jobflow.kernels.target import target_of
 from jobflow.ops.arithmetic import Add
+from jobflow.ops.masked import MaskedFill
 from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.reduce import ReduceSum
+from jobflow.ops.scalar import FillLike, Scale, Shift
 from jobflow.ops.slices import Concat
 from jobflow.ops.softmax import Softmax
 from jobflow.ops.update import Assign
@@ -107,3 +112,27 @@ def test_updates_copy_operands_that_overlap_their_target(cupy: Any) -> None:
     expected[1:] = x.get()[:-1]
     calls.run(None, [x[1:], x[:-1]], [x[1:]])
     np.testing.assert_array_equal(x.get(), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64"])
+@pytest.mark.parametrize("cls", [Scale, Shift, FillLike, MaskedFill])
+def test_operations_that_differ_in_numbers_share_a_kernel(cupy: Any, cls: type[Op], dtype: str) -> None:
+    """The numbers are arguments of launches; also negative ones, and those whose bits would be an address of a stand-in."""
+    x = np.arange(1, 6).astype(dtype)
+    device = CudaDevice(0)
+    device.activate()
+    gpu, texts = EagerGpu(device), set[str]()
+    numbers = (3, -7, 1 << 58) if dtype == "int64" else (0.1, -2.5, 65504.0) if dtype == "float16" else (0.1, -2.5, float("inf"))
+    for number in numbers:
+        op, arrays = cls(number), [x, x > 2] if cls is MaskedFill else [x]
+        inputs, outputs = [put(cupy, a, rows) for a in arrays], [cupy.empty(x.shape, x.dtype)]
+        for _ in range(2):  # binds, then runs prepared launches
+            gpu.calls_like(op, inputs[0]).run(None, inputs, outputs)
+        np.testing.assert_array_equal(outputs[0].get(), host_results(op, arrays)[0], err_msg=str(number))
+        texts |= {text for text, _ in compiled_text.compiler(0)._modules}
+    assert len(texts) == 1
+
+
+def test_powers_and_quotients_keep_their_constants() -> None:
+    x, n = element(0, float32), element(1, int64)
+    assert constants((x**2.0,)) == constants((quotient(n, 3),)) == () and len(constants((2.0 * x + 3.0,))) == 2

@@ -92,6 +92,10 @@ def compiler(index: int) -> TextCompiler:
     return TextCompiler(index)
 
 
+class NumberArgument(np.int64):
+    """The bits of a number that a kernel receives by value, which are never an address."""
+
+
 def integer_argument(value: int, wide: bool) -> Any:
     """Convert an integer to a kernel argument of 64 or 32 bits."""
     return np.int64(value) if wide else np.int32(value)

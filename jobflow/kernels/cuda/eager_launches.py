@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, DType
+from jobflow.kernels.cuda.compiled_text import NumberArgument
 from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.ops.op import Binding, Call
 
@@ -30,6 +31,9 @@ Slot = tuple[int, int, int]
 
 class _StandIns:
     """The resources for binding to stand-ins: it counts operands, and scratch arrays after them."""
+
+    #: operations of eager programs differ in numbers, such as the rate of a schedule
+    passes_numbers = True
 
     def __init__(self, xp: Any, index: int) -> None:
         self.xp, self.index = xp, index
@@ -104,6 +108,8 @@ def _slots(arguments: Sequence[Any], addresses: Sequence[int]) -> list[Slot] | N
     """Return the arguments of a launch that are addresses near a stand-in; None if an argument is neither an integer nor a stand-in."""
     slots: list[Slot] = []
     for position, argument in enumerate(arguments):
+        if isinstance(argument, NumberArgument):
+            continue
         if isinstance(argument, np.integer):
             value = int(argument)
         elif hasattr(argument, "data") and hasattr(argument.data, "ptr"):

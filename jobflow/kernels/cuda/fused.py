@@ -11,22 +11,27 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.types import Array, DType, TensorType, dtype_of
-from jobflow.expressions.language import Expression
+from jobflow.core.types import Array, DType, TensorType, bool_, dtype_of
+from jobflow.expressions.language import Expression, in_order
 from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.argument_block import address
-from jobflow.kernels.cuda.compiled_text import compiler, integer_argument
+from jobflow.kernels.cuda.compiled_text import NumberArgument, compiler, integer_argument
 from jobflow.kernels.cuda.kernel_form import CHUNK, THREADS, TILE, WIDEST_RESIDENT, KernelForm, form_of, multiplier, tile_width
 from jobflow.kernels.cuda.kernel_stages import FEW, Stage, is_long, stages
 from jobflow.kernels.cuda.kernel_text import NAME, print_kernel
 from jobflow.kernels.cuda.launches import KernelLaunch
-from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
+from jobflow.kernels.cuda.primitives import NATIVE, bits, refused_primitive
 from jobflow.kernels.decompositions import lowered
 from jobflow.kernels.index_operands import with_index_operands
 from jobflow.kernels.loop_operands import MOST_AXES, facts, loop_form, loop_shape, refused_columns, refused_operands, strides_along
 from jobflow.kernels.loop_space import NON_CONTIGUOUS, OperandAccess, Space, space_of, stride_of_table
 from jobflow.kernels.registry import at
 from jobflow.ops.op import Binder, Call
+
+#: most constants that are arguments of a kernel
+MOST_NUMBERS = 16
+#: primitives for which the compiler has faster code if an operand is a constant
+FASTER_WITH_CONSTANTS = frozenset({"power", "quotient", "remainder"})
 
 
 @lru_cache(4096)
@@ -69,7 +74,8 @@ def bind(
 ) -> list[Call]:
     """Return the launches on GPU `index` that compute the outputs; `arrays` own the memory of the operands and stay alive.
 
-    `exact` rounds products before they are added.
+    `exact` rounds products before they are added.  A device that `passes_numbers` passes constants as arguments, so that operations that differ
+    in numbers have one text.
     """
     if any(target.size == 0 for target in targets):
         return []
@@ -80,7 +86,9 @@ def bind(
         return placeholders(scratch[-1:])[0]
 
     calls: list[Call] = []
+    passes_numbers = getattr(device, "passes_numbers", False)
     for ready in prepared(outputs, inputs, targets, allocate):
+        ready = replace(ready, passed=constants(tuple(ready.outputs))) if passes_numbers else ready
         blocks, block, arguments = launched(ready)
         function = here.module(ready.text(), exact).function(NAME)
         calls.append((KernelLaunch(function, (*arrays, *scratch)), ((min(blocks, here.blocks),), block, arguments)))
@@ -97,9 +105,20 @@ class PreparedKernel:
     operands: Sequence[Array]
     #: results of sums of columns
     sums: Sequence[Array] = ()
+    #: constants that are arguments of the launch
+    passed: tuple[Expression, ...] = ()
 
     def text(self, name: str = NAME) -> str:
-        return print_kernel(lowered(self.outputs, NATIVE)[0], self.form, name)
+        return print_kernel(lowered(self.outputs, NATIVE)[0], self.form, name, self.passed)
+
+
+@lru_cache(4096)
+def constants(outputs: tuple[Expression, ...]) -> tuple[Expression, ...]:
+    """Return the constants that may be arguments of a kernel for these outputs; none if there are too many."""
+    order = in_order(outputs)
+    fixed = {y for x in order if x.primitive in FASTER_WITH_CONSTANTS for y in x.arguments}
+    found = [x for x in order if x.primitive == "constant" and x.dtype is not bool_ and x not in fixed]
+    return tuple(found) if len(found) <= MOST_NUMBERS else ()
 
 
 def prepared(
@@ -153,6 +172,7 @@ def launched(ready: PreparedKernel) -> tuple[int, tuple[int, ...], tuple[Any, ..
     for k, access in enumerate(accesses):
         words += [integer_argument(n, form.wide or access.counted) for n in _element_strides(access, space.strides[k])]
         words += [integer_argument(stride_of_table(ready.operands[k]) // access.dtype.itemsize, form.wide)] if access.table else []
+    words += [NumberArgument(bits(x.attribute, x.dtype)) for x in ready.passed]  # type: ignore[arg-type]
     pointers = tuple(np.int64(address(a)) for a in (*ready.operands, *ready.sums))
     block: tuple[int, ...]
     match form.kind:

@@ -24,9 +24,9 @@ NAME = "fused"
 _TEXTS: dict[Kind, type[KernelText]] = {"elements": ElementText, "rows": RowText, "tiles": ColumnText, "totals": TotalText}
 
 
-def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NAME) -> str:
-    """Print the text of the kernel for lowered outputs, with the functions that it calls."""
-    body = (TileText if form.down else _TEXTS[form.kind])(outputs, form, name).text() + "\n"
+def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NAME, passed: Sequence[Expression] = ()) -> str:
+    """Print the text of the kernel for lowered outputs, with the functions that it calls; the constants `passed` are its last parameters."""
+    body = (TileText if form.down else _TEXTS[form.kind])(outputs, form, name, passed).text() + "\n"
     return with_functions(body)
 
 

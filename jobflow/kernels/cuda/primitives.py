@@ -170,6 +170,14 @@ def literal(value: float, dtype: DType) -> str:
     return f"{whole}{ending}" if whole >= 0 else f"({whole}{ending})"
 
 
+def bits(value: float, dtype: DType) -> int:
+    """Return the bits of a value of this type as a variable of a kernel has them, in a signed integer."""
+    if not dtype.is_float:
+        return int(value)
+    rounded_value = dtype.arithmetic.numpy.type(dtype.numpy.type(value))
+    return int(rounded_value.view(np.int32 if dtype.arithmetic is float32 else np.int64))
+
+
 def _float_literal(value: float, dtype: DType) -> str:
     single = dtype is float32
     if not math.isfinite(value):

@@ -22,8 +22,10 @@ class KernelText(ABC):
     #: the threads of a block, and the fewest blocks of a multiprocessor
     bounds = str(THREADS)
 
-    def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str) -> None:
+    def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str, passed: Sequence[Expression] = ()) -> None:
         self.outputs, self.form, self.name = outputs, form, name
+        #: constants that are parameters of the kernel, and their names
+        self.passed = {x: f"number{k}" for k, x in enumerate(passed)}
         loop = form.loop
         self.first_output = len(loop.inputs)
         self.operands = [*loop.inputs, *loop.outputs]
@@ -68,7 +70,7 @@ class KernelText(ABC):
         for k, access in enumerate(self.operands):
             kind = "long long" if access.counted else index
             words += [f"{kind} {self.pointers[k]}_{axis}" for axis in self._axes(access)]
-        return words
+        return words + [f"{value_type(x.dtype)} {name}" for x, name in self.passed.items()]
 
     def _parameter(self, k: int) -> str:
         access, pointer = self.operands[k], self.pointers[k]
@@ -222,7 +224,9 @@ class KernelText(ABC):
         return to_memory(self._text(self.outputs[k]), self.outputs[k].dtype)
 
     def _text(self, x: Expression) -> str:
-        return literal(x.attribute, x.dtype) if x.primitive == "constant" else self.names[x]  # type: ignore[arg-type]
+        if x.primitive != "constant":
+            return self.names[x]
+        return self.passed.get(x) or literal(x.attribute, x.dtype)  # type: ignore[arg-type]
 
     def _value(self, x: Expression) -> None:
         if x.primitive == "constant":
