@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import carrying
+import document_programs
 import numpy as np
 import on_device
 import pytest
@@ -108,7 +109,7 @@ def test_whole_numbers_are_added_at_their_places(device: cuda.CudaDevice) -> Non
 @pytest.mark.parametrize("name", sorted(tensor_cases.CASES))
 def test_tensors_have_the_values_of_the_host(name: str) -> None:
     """On the stub, where kernels do not write, the case only has to run; its values and the shapes that depend on them are undefined."""
-    if not on_device.COMPUTES and name == "host_values":
+    if not on_device.COMPUTES and name in ("host_values", "differences"):
         pytest.skip("it compares values, which the stub does not compute")
     session = Session()
     with scope.using(root=scope.Root(session, EnvSettings()), interpreter=None, placement=None):
@@ -119,6 +120,12 @@ def test_tensors_have_the_values_of_the_host(name: str) -> None:
                 tolerance = 1e-4 if x.itemsize > 2 else 2e-2
                 np.testing.assert_allclose(x.double().numpy(), y.double().numpy(), rtol=tolerance, atol=tolerance / 10, err_msg=f"{name} {k}")
         session.close()
+
+
+@pytest.mark.parametrize("program", document_programs.PROGRAMS)
+def test_programs_about_global_tensors(program: str) -> None:
+    ours, theirs = (document_programs.results(program, type) for type in ("cuda", "cpu"))
+    document_programs.compare(program, ours, theirs, values=on_device.COMPUTES)
 
 
 class TestTensorsElsewhere:

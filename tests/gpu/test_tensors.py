@@ -14,24 +14,22 @@ import fake_nvrtc
 import host_cuda
 import numpy as np
 import pytest
-from ranks import on_ranks
+from document_programs import PROGRAMS, compare, results
 from tensor_cases import CASES, LAUNCHES, Trained, on
 
 import jobflow as flow
 from jobflow import nn, scope
+from jobflow.core import notices
 from jobflow.core.errors import AxisError, PlacementError
 from jobflow.engine.options import EnvSettings
 from jobflow.engine.session import Session
 from jobflow.ops.arithmetic import Add
 from jobflow.tensors.eager_gpu import EagerGpu
-from jobflow.tensors.gpus import gpu_of, own_index
+from jobflow.tensors.gpus import own_index
 from jobflow.tensors.state import state
 
 TABLE = Path(__file__).with_name("data") / "tensor_launches.txt"
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PROGRAMS = Path(__file__).parents[1] / "seeds" / "programs"
-#: names of local tensors in the programs
-LOCAL = {"x", "local", "x_local"}
 
 
 @pytest.fixture
@@ -361,37 +359,19 @@ def test_without_a_gpu_cuda_is_host_memory() -> None:
 # -------------------------------------------------------------------- programs of documents
 
 
-def final_names(program: str, ranks: int) -> list[dict[str, Any]]:
-    """Run a program on ranks that are threads, and return its names on each rank."""
-    path = PROGRAMS / program
-    code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
-
-    def on_rank(rank: int) -> dict[str, Any]:
-        names: dict[str, Any] = {"__name__": "__main__", "__file__": str(path), "print": lambda *values: None}
-        exec(code, names)
-        tensors = {name: x for name, x in names.items() if isinstance(x, flow.Tensor)}
-        for x in tensors.values():
-            inside = x.is_local or rank in x.placement.ranks.ravel()
-            assert not inside or x.is_local or x.placement.type == "cpu" or state().gpus[rank % 2] is gpu_of(x.array)
-        return {name: x.numpy() for name, x in tensors.items()}
-
-    return on_ranks(ranks, on_rank, anew=True)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_about_global_tensors_run_on_gpus(gpus: None, program: str) -> None:
+    """The pieces of a rank are on its GPU, and values are those on CPUs."""
+    compare(program, results(program, "cuda"), results(program, "cpu"))
 
 
-@pytest.mark.parametrize(
-    ("program", "ranks"),
-    [("global_on_threads/strategies.py", 2), ("global_on_threads/interactive.py", 2), ("global/mixed_eager.py", 4), ("global/mixed_graph.py", 4)],
-)
-def test_programs_about_global_tensors_run_on_gpus(gpus: None, program: str, ranks: int) -> None:
-    """The pieces of a rank are on its GPU, and all ranks have equal values."""
-    first, *others = final_names(program, ranks)
-    assert first
-    for other in others:
-        for name in first.keys() & other.keys():
-            if first[name].shape == other[name].shape and name not in LOCAL:
-                np.testing.assert_array_equal(first[name], other[name], err_msg=name)
-    if "in_stage0" in first and "w" not in first and "out_stage1" in first:
-        assert first["out_stage1"].any()
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_about_global_tensors_run_without_a_gpu(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    notices.forget()
+    ours = results(program, "cuda")
+    printed = capsys.readouterr().err
+    assert printed.count("there is no GPU: tensors on cuda devices use the memory of the host") == (program != "global/one_device.py"), printed
+    compare(program, ours, results(program, "cpu"))
 
 
 @pytest.mark.parametrize("program", ["global_mlp", pytest.param("mixed_graph", marks=pytest.mark.full)])
@@ -413,7 +393,7 @@ def test_examples_of_tensors_train_alike_on_gpus(
 
 
 def test_clipping_to_another_norm_prepares_no_operation(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels contain the numbers of operations, so an operation with a new factor would be compiled at each step."""
+    """Operations contain their numbers, so an operation with a new factor would be prepared at each step."""
     x = flow.ones(4, device="cuda", requires_grad=True)
     x.sum().backward()
     nn.utils.clip_grad_norm_([x], 1.5)
