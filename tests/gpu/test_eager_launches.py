@@ -122,8 +122,8 @@ def test_operations_that_differ_in_numbers_share_a_kernel(cupy: Any, cls: type[O
     device = CudaDevice(0)
     device.activate()
     gpu, texts = EagerGpu(device), set[str]()
-    numbers = (3, -7, 1 << 58) if dtype == "int64" else (0.1, -2.5, 65504.0) if dtype == "float16" else (0.1, -2.5, float("inf"))
-    for number in numbers:
+    scalars = (3, -7, 1 << 58) if dtype == "int64" else (0.1, -2.5, 65504.0) if dtype == "float16" else (0.1, -2.5, float("inf"))
+    for number in scalars:
         op, arrays = cls(number), [x, x > 2] if cls is MaskedFill else [x]
         inputs, outputs = [put(cupy, a, rows) for a in arrays], [cupy.empty(x.shape, x.dtype)]
         for _ in range(2):  # binds, then runs prepared launches

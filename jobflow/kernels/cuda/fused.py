@@ -117,8 +117,8 @@ def constants(outputs: tuple[Expression, ...]) -> tuple[Expression, ...]:
     """Return the constants that may be arguments of a kernel for these outputs; none if there are too many."""
     order = in_order(outputs)
     fixed = {y for x in order if x.primitive in FASTER_WITH_CONSTANTS for y in x.arguments}
-    found = [x for x in order if x.primitive == "constant" and x.dtype is not bool_ and x not in fixed]
-    return tuple(found) if len(found) <= MOST_NUMBERS else ()
+    result = [x for x in order if x.primitive == "constant" and x.dtype is not bool_ and x not in fixed]
+    return tuple(result) if len(result) <= MOST_NUMBERS else ()
 
 
 def prepared(
