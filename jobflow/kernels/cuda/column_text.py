@@ -35,8 +35,8 @@ class ColumnText(KernelText):
     #: the registers of a thread: four blocks share a multiprocessor
     bounds = f"{WALKERS}, {65536 // 128 // WALKERS}"
 
-    def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str) -> None:
-        super().__init__(outputs, form, name)
+    def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str, passed: Sequence[Expression] = ()) -> None:
+        super().__init__(outputs, form, name, passed)
         self.same, self.hoisted = values_per_column(in_order(outputs), outputs, form.fixed)
         (self.phase,) = self.phases.passes
         varying = [x for x in self.phase.elements if x not in self.same]
