@@ -17,10 +17,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def runs(small: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield model, batch and precision of each run, small batches and bfloat16 first."""
+    """Yield model, batch and precision of each run, bfloat16 and small batches first."""
     sizes = workloads.sizes(small)
-    for which in range(2):
-        for precision in ("bfloat16", "float32"):
+    for precision in ("bfloat16", "float32"):
+        for which in range(2):
             for model in workloads.MODELS:
                 yield model, str(sizes[model].batches[which]), precision
 

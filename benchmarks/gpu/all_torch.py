@@ -22,7 +22,6 @@ import workloads
 
 HERE = Path(__file__).resolve().parent
 CACHE = "inductor_cache.tar.gz"
-#: the figures that matter most first; a late step loses the last ones
 MODES = (("bfloat16", "compile"), ("bfloat16", "eager"), ("float32", "eager"))
 #: bytes of a file that a machine may send back, and a fast level of compression: the step's time is limited
 LARGEST, LEVEL = 16 << 20, 3
@@ -62,8 +61,8 @@ class Peer:
 
 
 def rounds(small: bool) -> list[tuple[str, str, int]]:
-    """Return precision, mode and batch index of each round."""
-    return [(precision, mode, which) for which in range(2) for precision, mode in MODES]
+    """Return precision, mode and batch index of each round, in the order of importance; a late step loses the last figures."""
+    return sorted(((precision, mode, which) for which in range(2) for precision, mode in MODES), key=lambda one: one[0] != "bfloat16")
 
 
 def run_round(precision: str, mode: str, which: int, options: argparse.Namespace, environment: dict[str, str]) -> list[str]:

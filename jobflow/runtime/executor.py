@@ -37,6 +37,7 @@ from jobflow.runtime.comm.communicator import Binding, Communicator
 from jobflow.runtime.device.cuda_copies import SIDES
 from jobflow.runtime.device.cuda_device import CudaDevice
 from jobflow.runtime.device.cuda_errors import FIND, KernelFailure, is_kernel_failure
+from jobflow.runtime.device.cuda_facts import free_cached
 from jobflow.runtime.device.cuda_graph import CapturedGraph
 from jobflow.runtime.device.device import Device, OutOfMemory, memory_of
 from jobflow.runtime.failed_assertions import FailedAssertion, assertions, failed_assertion, raise_first
@@ -123,6 +124,8 @@ class Executor:
             self._wait_after_calls(device)
         #: captured graphs in place of the calls of both parts together, or of each; empty on CPUs, and for runs that need single calls
         self.replays = self._replays_of(device)
+        if isinstance(device, CudaDevice):
+            free_cached(device.index)  # memory of timed algorithms
         #: a barrier after a run that writes shared memory, so that the next run reads complete data
         self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
 

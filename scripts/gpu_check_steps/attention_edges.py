@@ -30,8 +30,8 @@ KEYS = (64, 128, 192, 1000, 1024)
 HEADS, QUERIES, SIZE = 2, 128, 64
 #: the logarithm of the sum of each row
 LOGARITHM = -100.0
-#: largest distance relative to the largest element: gradients of large elements of the keys cancel
-TOLERANCE = {"float32": 3e-3, "bfloat16": 0.1}
+#: largest distance relative to the largest element: gradients of large elements of the keys cancel, after a library has rounded them to its type
+TOLERANCE = {"float32": 3e-3, "bfloat16": 0.3}
 
 
 def operands(keys: int, dtype: Any) -> list[Any]:

@@ -55,19 +55,19 @@ def correct(setup: Setup) -> list[Step]:
     """Return the correctness steps: machine, operations, ranks, programs, memory errors, capture."""
     arrays = {"CUPY_ACCELERATORS": ""}
     return [
-        Step("facts", 10, setup.program(STEPS / "machine_facts.py", str(setup.out))),
-        Step("doctor", 20, (setup.python, "-m", "jobflow", "doctor"), expects=GPU_IS_A_STUB if setup.dry else GPU_WORKS),
-        Step("device", 15, setup.tests("Device or whole_numbers", workers=1)),
-        Step("ops", 80, setup.tests("kernel", f"--junitxml={setup.out / 'ops.xml'}"), arrays),
-        Step("host", 20, setup.tests("ThroughTheHost", workers=6)),
-        Step("programs", 50, setup.tests("test_one_gpu or (test_processes and (hybrid_mlp or gpt))", workers=7)),
-        Step("ipc", 20, setup.tests("(test_one_gpu or test_processes) and hybrid_mlp", workers=1), {"JOBFLOW_GPU_IPC": "1"}),
+        Step("facts", 12, setup.program(STEPS / "machine_facts.py", str(setup.out))),
+        Step("doctor", 35, (setup.python, "-m", "jobflow", "doctor"), expects=GPU_IS_A_STUB if setup.dry else GPU_WORKS),
+        Step("device", 12, setup.tests("Device or whole_numbers", workers=1)),
+        Step("ops", 100, setup.tests("kernel", f"--junitxml={setup.out / 'ops.xml'}"), arrays),
+        Step("host", 12, setup.tests("ThroughTheHost", workers=6)),
+        Step("programs", 32, setup.tests("test_one_gpu or (test_processes and (hybrid_mlp or gpt))", workers=7)),
+        Step("ipc", 12, setup.tests("(test_one_gpu or test_processes) and hybrid_mlp", workers=1), {"JOBFLOW_GPU_IPC": "1"}),
         Step("products", 12, setup.program(STEPS / "product_calls.py")),
-        Step("sanitizer", 15, setup.program(STEPS / "sanitized_kernels.py")),
+        Step("sanitizer", 12, setup.program(STEPS / "sanitized_kernels.py")),
         Step("capture", 8, setup.program(STEPS / "captured_graph.py")),
         Step("tensors", 20, setup.tests("test_tensors", workers=8)),
         Step("adversarial", 20, setup.program(STEPS / "attention_edges.py")),
-        Step("images", 30, setup.program(STEPS / "image_calls.py")),
+        Step("images", 35, setup.program(STEPS / "image_calls.py")),
         # repeat with CUB reductions, CuPy's default
         Step("ops-cub", 30 if setup.dry else None, setup.tests("test_the_kernel_gives_what_it_gives_on_numpy"), {"CUPY_ACCELERATORS": "cub"}),
     ]

@@ -454,7 +454,8 @@ def modules(gpus: int) -> dict[str, types.ModuleType]:
     cupy, cuda, nccl, cupyx, scipy, special, nvrtc = all_modules = [types.ModuleType(name) for name in names]
     tricks = types.SimpleNamespace(as_strided=_as_strided)
     vars(cupy).update(members(), lib=types.SimpleNamespace(stride_tricks=tricks), linalg=types.SimpleNamespace(**linear_algebra()))
-    pool = types.SimpleNamespace(free_bytes=lambda: 0, used_bytes=lambda: 0, total_bytes=lambda: 0, get_limit=lambda: 0)
+    sizes = dict.fromkeys(("free_bytes", "used_bytes", "total_bytes", "get_limit"), lambda: 0)
+    pool = types.SimpleNamespace(**sizes, free_all_blocks=lambda: None)
     vars(cupy).update(get_default_memory_pool=lambda: pool)
     vars(cupy).update(asarray=asarray, array=array, asnumpy=asnumpy, empty=empty, ndarray=ndarray, cuda=cuda)
     runtime = types.SimpleNamespace(

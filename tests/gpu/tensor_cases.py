@@ -396,7 +396,7 @@ def global_tensors(device: str) -> Any:
     P, host = flow.placement(device, [0]), flow.placement("cpu", [0])
     x = flow.tensor(data(4, 3), placement=P, sbp=flow.sbp.split(0))
     y = flow.ones(4, 3, placement=P, sbp=flow.sbp.broadcast)
-    w = flow.randn(3, 2, placement=P, sbp=flow.sbp.broadcast).requires_grad_()
+    w = flow.tensor(data(3, 2), placement=P, sbp=flow.sbp.broadcast).requires_grad_()
     z = ((x + y) @ w).sum()
     z.backward()
     moved = [

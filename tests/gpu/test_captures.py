@@ -21,7 +21,7 @@ import pytest
 from without_gpu import host_runtime
 
 from jobflow.core.errors import JobflowError
-from jobflow.runtime.device import cuda_copies
+from jobflow.runtime.device import cuda_copies, host_copies
 from jobflow.runtime.device.cuda_device import CudaDevice
 from jobflow.runtime.replays import Replays
 
@@ -117,6 +117,27 @@ def test_feeder_copies_arguments_in_turns(device: CudaDevice) -> None:
         for value in values:
             value[:] = 77
         assert [target.get(stream=device.stream).tolist() for target in targets] == [[step] * 6, [step]]
+
+
+def test_large_arguments_are_split_and_page_locked_ones_are_read_by_the_gpu(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 3 * host_copies.PIECE // 4
+    targets = [device.allocate(n).view(np.float32) for n in (8, 4 * count, 4 * count, 4 * count, 4)]
+    feeder = device.feeder(targets)
+    pinned = device.host_array(count, np.float32)
+    sources: list[Any] = []
+    copyto = np.copyto
+    monkeypatch.setattr(np, "copyto", lambda target, source, **options: (sources.append(source), copyto(target, source, **options)))
+    for step in range(3):
+        pinned[:] = np.arange(count) - step
+        large = np.arange(count, dtype=np.float64) + step
+        values = [np.full(2, step, np.float32), large, pinned, large.astype(np.float32)[::-1], np.ones(1, np.float32)]
+        expected = [value.copy() for value in values]
+        feeder.feed(values)
+        for value in values:
+            value[:] = 77
+        for target, value in zip(targets, expected, strict=True):
+            np.testing.assert_array_equal(target.get(stream=device.stream), value.astype(np.float32))
+    assert len(sources) > 15 and not any(source is pinned or source.base is pinned for source in sources)
 
 
 def test_copies_of_arguments_wait_for_the_readers_of_their_block(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.types import Array
+from jobflow.runtime.device.cuda_facts import is_pinned
+from jobflow.runtime.device.host_copies import copied_pieces
 
 #: alignment in bytes of an array in page-locked memory
 ALIGNMENT = 256
@@ -19,6 +21,8 @@ ALIGNMENT = 256
 FIRST, LARGEST = 1 << 16, 32 << 20
 #: buffers that take turns: the host fills one while the GPU reads the other
 SIDES = 2
+#: bytes of an argument that is copied separately
+SEPARATE = 4 << 20
 
 
 class Uploads:
@@ -131,8 +135,11 @@ class Downloads:
 class Feeder:
     """Copies of a step's arguments to fixed arrays of a GPU, concurrent with the step before.
 
-    The arguments are copied into one of two page-locked blocks.  One copy on a stream of its own brings the block to the GPU, and copies
+    The arguments are copied into one of two page-locked blocks.  Copies on a stream of their own bring the block to the GPU, and copies
     within the GPU bring each argument to its array.  The host waits only if the GPU is two steps behind.
+
+    Adjacent small arguments are brought by one copy.  A large one is brought in pieces, while threads copy its next pieces into the block.  The
+    GPU reads a large argument in page-locked memory itself; then the host waits for the copy.
     """
 
     def __init__(
@@ -146,7 +153,11 @@ class Feeder:
     ) -> None:
         """`blocks` are pairs of page-locked memory and memory of the GPU, of the size `block_bytes(targets)`."""
         self._compute, self._copying, self._wait = compute, copying, wait
-        *offsets, _ = _offsets(targets)
+        *offsets, end = _offsets(targets)
+        groups = [list(group) for _, group in groupby(range(len(targets)), lambda k: k if targets[k].nbytes >= SEPARATE else -1)]
+        windows = [slice(offsets[group[0]], [*offsets, end][group[-1] + 1]) for group in groups]
+        #: the arguments that are copied together, and their bytes in each block
+        self._groups = [(group, [(host[part], device[part]) for host, device in blocks]) for group, part in zip(groups, windows, strict=True)]
         self._hosts = [[_part(host, at, target) for at, target in zip(offsets, targets, strict=True)] for host, _ in blocks]
         parts = [[_part(device, at, target) for at, target in zip(offsets, targets, strict=True)] for _, device in blocks]
         self._targets, self._parts, self._blocks = targets, parts, blocks
@@ -169,17 +180,44 @@ class Feeder:
 
     def _bring(self, side: int, values: Sequence[Array | None]) -> None:
         """Copy the arrays of the host to a block of the GPU."""
-        host, device = self._blocks[side]
         if self._turn >= len(self._blocks):
             if not self._arrived[side].done:  # the copy from this page-locked block, two steps ago
                 self._wait(self._arrived[side])
             self._copying.wait_event(self._read[side])
-        for staged, value in zip(self._hosts[side], values, strict=True):
-            if value is not None:
-                np.copyto(staged, value, casting="unsafe")
-        device.set(host, stream=self._copying)
+        try:
+            direct = self._enqueue(side, values)
+        except BaseException:
+            self._copying.synchronize()  # the next call writes to the same block
+            raise
         self._arrived[side].record(self._copying)
         self._compute.wait_event(self._arrived[side])
+        if direct:
+            self._wait(self._arrived[side])
+
+    def _enqueue(self, side: int, values: Sequence[Any]) -> bool:
+        """Start the copies; return True if the GPU reads memory of the caller."""
+        direct = False
+        for group, windows in self._groups:
+            present = [k for k in group if values[k] is not None]
+            if len(present) == 1 and self._targets[present[0]].nbytes >= SEPARATE:
+                direct |= self._bring_large(self._parts[side][present[0]], self._hosts[side][present[0]], values[present[0]])
+                continue
+            for k in present:
+                np.copyto(self._hosts[side][k], values[k], casting="unsafe")
+            if present:
+                host, device = windows[side]
+                device.set(host, stream=self._copying)
+        return direct
+
+    def _bring_large(self, part: Array, staged: Array, value: Any) -> bool:
+        """Start the copy of one array; return True if the GPU reads its memory."""
+        if value.dtype == staged.dtype and value.flags.c_contiguous and is_pinned(value):
+            part.set(value, stream=self._copying)
+            return True
+        for piece, start in copied_pieces(staged, value):
+            window = type(part)(piece.shape, piece.dtype, memptr=part.data + start * piece.itemsize)
+            window.set(piece, stream=self._copying)
+        return False
 
 
 def block_bytes(targets: Sequence[Array]) -> int:
