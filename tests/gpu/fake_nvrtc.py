@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
-import shutil
 import sys
 import tempfile
 import threading
 import types
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,16 @@ class Function:
         _FUNCTIONS[self.ptr] = module.library, name
 
 
+@functools.cache
+def _library(text: str) -> Any:
+    """Compile a text once for all tests of the process; a loaded library does not need its file."""
+    with tempfile.TemporaryDirectory() as folder:
+        return host_cuda.library([text], Path(folder))
+
+
 class Module:
     def load(self, binary: bytes) -> None:
-        folder = tempfile.mkdtemp()
-        weakref.finalize(self, shutil.rmtree, folder)
-        self.library = host_cuda.library([binary.rstrip(b"\0").decode()], Path(folder))
+        self.library = _library(binary.rstrip(b"\0").decode())
 
     def get_function(self, name: str) -> Function:
         return Function(self, name)

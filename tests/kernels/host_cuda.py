@@ -30,7 +30,6 @@ BUILT_INS = r"""
 #include <math.h>
 #include <string.h>
 #include <ucontext.h>
-#include <utility>
 template <typename T> static T min(T a, T b) { return b < a ? b : a; }
 template <typename T> static T max(T a, T b) { return a < b ? b : a; }
 template <typename T> static T atomicMax(T *at, T b) { T before = *at; *at = max(before, b); return before; }
@@ -71,8 +70,9 @@ static int __float_as_int(float x) { return bits<int>(x); }
 static double __longlong_as_double(long long x) { return bits<double>(x); }
 static long long __double_as_longlong(double x) { return bits<long long>(x); }
 
-template <typename... A, size_t... I> static void call(void (*f)(A...), void **a, std::index_sequence<I...>) { f(*(A *)a[I]...); }
-template <typename... A> static void call(void (*f)(A...), void **a) { call(f, a, std::index_sequence_for<A...>()); }
+template <int... I> struct Indices {};
+template <typename... A, int... I> static void call(void (*f)(A...), void **a, Indices<I...>) { f(*(A *)a[I]...); }
+template <typename... A> static void call(void (*f)(A...), void **a) { call(f, a, Indices<__integer_pack(int(sizeof...(A)))...>()); }
 
 static void one_thread() {
   kernel(given);
@@ -173,7 +173,8 @@ def library(texts: Sequence[str], folder: Path) -> Any:
             source.append(f'extern "C" void call_{kernel}(void **a) {{ call(text{k}::{kernel}, a); }}')
     file, output = folder / "kernels.cc", folder / "kernels.so"
     file.write_text("\n".join(source))
-    command = [COMPILER, "-std=c++17", "-O0", "-ffp-contract=off", "-w", "-shared", "-fPIC", str(file), "-o", str(output)]
+    # without the C++ library, which NVRTC lacks, too, and whose <math.h> takes longer to parse than all kernels of most tests
+    command = [COMPILER, "-nostdinc++", "-std=c++17", "-O0", "-ffp-contract=off", "-w", "-shared", "-fPIC", str(file), "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:5000]
     return ctypes.CDLL(str(output))
