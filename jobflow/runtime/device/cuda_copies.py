@@ -13,7 +13,6 @@ import numpy as np
 
 from jobflow.core.types import Array
 from jobflow.runtime.device.cuda_facts import is_pinned
-from jobflow.runtime.device.host_copies import copied_pieces
 
 #: alignment in bytes of an array in page-locked memory
 ALIGNMENT = 256
@@ -214,6 +213,8 @@ class Feeder:
         if value.dtype == staged.dtype and value.flags.c_contiguous and is_pinned(value):
             part.set(value, stream=self._copying)
             return True
+        from jobflow.runtime.device.host_copies import copied_pieces  # processes without a GPU do not need it
+
         for piece, start in copied_pieces(staged, value):
             window = type(part)(piece.shape, piece.dtype, memptr=part.data + start * piece.itemsize)
             window.set(piece, stream=self._copying)
