@@ -14,7 +14,7 @@ from host_cuda import COMPILER, HostKernels
 from on_device import OPS, TOLERANCE, cases, single
 from test_llvm_loops import SIZES, TYPES, operand, random_expression, same
 
-from jobflow.core.types import DType, bfloat16, float16, float32, float64, type_of
+from jobflow.core.types import DType, bfloat16, float16, float32, float64, int64, type_of
 from jobflow.expressions import language as f
 from jobflow.expressions.on_arrays import evaluate
 from jobflow.kernels.cuda import kernel_stages
@@ -221,6 +221,30 @@ def test_long_rows_equal_their_expressions(tmp_path: Path) -> None:
     kernels.run()
     for target, value in expected:
         np.testing.assert_allclose(target, value, rtol=1e-4)
+
+
+def test_one_pass_computes_the_maximum_and_the_sum_of_exponentials(tmp_path: Path) -> None:
+    """Compute rows with a growing maximum, infinities and NaN, and elements at indices, some of them outside the row."""
+    kernels, expected = HostKernels(tmp_path), []
+    for dtype, width, memory in ((bfloat16, 9003, 9024), (float32, 9000, 9000), (float64, 2051, 2051), (float32, 2050, 2051), (float32, 1000, 1000)):
+        x, label = f.cast(f.element(0, dtype), dtype.arithmetic), f.element(1, int64)
+        top = f.row_max(x)
+        outputs = [top, f.row_sum(f.exp(x - top)), f.row_element(x, label)]
+        rows = np.random.default_rng(width).standard_normal((7, memory)).astype(dtype.numpy)
+        rows[1], rows[2], rows[3] = np.sort(rows[1]) * 30, -np.inf, -np.inf
+        rows[3, 900], rows[4, [5, 700]], rows[5, [9, 20]], rows[6, 3] = -5, np.inf, [np.nan, np.inf], np.nan
+        logits, labels = rows[:, :width], np.array([[0], [width - 1], [7], [900], [-1], [9], [width]])
+        targets = [np.empty((7, 1), dtype.arithmetic.numpy) for _ in outputs]
+        kernels.add(outputs, [logits, labels], targets)
+        with np.errstate(invalid="ignore"):
+            expected.append((targets, evaluate(outputs, [logits.astype(np.float64 if dtype is float64 else np.float32), labels], np)))
+    texts = [ready.text() for case in kernels.cases for ready in prepared(case.outputs, case.inputs, case.targets, lambda *_: rows)]
+    assert ["from +" in text for text in texts] == [True, True, True, True, False]  # the last rows stay in registers
+    kernels.run()
+    for targets, values in expected:
+        for target, value in zip(targets, values, strict=True):
+            np.testing.assert_allclose(target, value, rtol=1e-5)
+        assert not np.signbit(targets[2][[4, 6]]).any(), "rows without the index"
 
 
 def test_row_max_propagates_nan(tmp_path: Path) -> None:
