@@ -43,7 +43,8 @@ REGISTER_COUNT, WITH_SIZE = 0x2F, 4
 #: kernels -> the reason they have accesses of other widths
 EXCEPTIONS = (
     (r"rows: layer norm.*", "mean and 1/std, one store each per row"),
-    (r"columns: layer norm gradient, 1 of 3: rows|long rows: .*", "values per row or part of a row, one access each per row"),
+    (r"long rows: .*", "values per row or part of a row, one access each per row"),
+    (r"columns: .*: walks", "a row and the sums of its columns stay in registers; values per row"),
     (r"rows: cross entropy.*", "labels and statistics per row, and the words after the last whole vector of a row"),
     (r"columns: .*: tiles", "several rows in registers keep loads in flight; if threads are few, each has fewer columns"),
     (r"pooling: gradient of maximum", "a thread loads the nine taps of a window at once"),

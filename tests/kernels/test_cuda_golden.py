@@ -64,7 +64,15 @@ def norm_gradients() -> Kernel:
     return [(dy - x * mean) * scale, mean, f.column_sum(dy * x)], inputs, targets
 
 
-KERNELS = [update, bias, scaled, softmax, norm_gradients]
+def channel_sums() -> Kernel:
+    """Return images without their means, and the sums of channels, in groups of rows."""
+    x, mean = f.cast(f.element(0, bfloat16), float32), f.element(1, float32)
+    inputs = [placeholder(1, bfloat16, 8, 56, 56, 64), placeholder(2, float32, 64)]
+    targets = [placeholder(3, bfloat16, 8, 56, 56, 64), placeholder(4, float32, 64)]
+    return [f.cast(x - mean, bfloat16), f.column_sum(x - mean)], inputs, targets
+
+
+KERNELS = [update, bias, scaled, softmax, norm_gradients, channel_sums]
 
 
 def texts(kernel: Callable[[], Kernel]) -> dict[str, str]:
@@ -88,7 +96,9 @@ def test_kernels_are_printed_as_recorded(kernel: Callable[[], Kernel]) -> None:
 
 @pytest.mark.skipif(bool(nvidia_compiler.missing()), reason=nvidia_compiler.missing() or "nothing is missing")
 @pytest.mark.parametrize("architecture", ["sm_80", pytest.param("sm_90", marks=pytest.mark.full)])
-@pytest.mark.parametrize("kernel", [bias, softmax, *(pytest.param(k, marks=pytest.mark.full) for k in (update, scaled, norm_gradients))])
+@pytest.mark.parametrize(
+    "kernel", [bias, softmax, *(pytest.param(k, marks=pytest.mark.full) for k in (update, scaled, norm_gradients, channel_sums))]
+)
 def test_kernels_are_compiled_without_a_gpu(kernel: Callable[[], Kernel], architecture: str) -> None:
     for text in texts(kernel).values():
         code = nvidia_compiler.compiled(text, architecture)

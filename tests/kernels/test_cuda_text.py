@@ -17,7 +17,7 @@ from test_llvm_loops import SIZES, TYPES, operand, random_expression, same
 from jobflow.core.types import DType, bfloat16, float16, float32, float64, int64, type_of
 from jobflow.expressions import language as f
 from jobflow.expressions.on_arrays import evaluate
-from jobflow.kernels.cuda import kernel_stages
+from jobflow.kernels.cuda import kernel_form, kernel_stages
 from jobflow.kernels.cuda.fused import prepared, refuses
 from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.ops import loss
@@ -57,8 +57,9 @@ def test_random_kernels_equal_their_expressions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
-def test_sums_of_rows_and_columns_equal_their_expressions(dtype: DType, tmp_path: Path) -> None:
+def test_sums_of_rows_and_columns_equal_their_expressions(dtype: DType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute a layer norm with its gradients: bit-equal if 16 threads share a row, else within the error of another order of additions."""
+    monkeypatch.setattr(kernel_form, "MOST_WALKS", 4)
     x, w, dy = (f.element(k, dtype) for k in range(3))
     columns = f.cast(f.columns(), dtype)
     scale = f.rsqrt(f.row_sum(x * x) / columns + 1e-5)
@@ -66,7 +67,7 @@ def test_sums_of_rows_and_columns_equal_their_expressions(dtype: DType, tmp_path
     back = (dy * w - normal * (f.row_sum(dy * w * normal) / columns)) * scale
     outputs = [normal * w, back, f.row_sum(x), f.row_max(dy), f.column_sum(dy * normal), f.column_sum(dy) * 0.5]
     kernels, expected = HostKernels(tmp_path), []
-    for shape in ((1, 5), (64, 16), (3, 50, 33), (200, 1), (70, 700), (3, 2100)):
+    for shape in ((1, 5), (64, 16), (3, 50, 33), (200, 1), (70, 704), (9, 4096), (3, 2100)):
         rng = np.random.default_rng(shape[-1])
         arrays = [rng.standard_normal(s).astype(dtype.numpy) for s in (shape, shape[-1:], shape)]
         one, column = np.empty((*shape[:-1], 1), dtype.numpy), np.empty(shape[-1], dtype.numpy)
@@ -74,6 +75,8 @@ def test_sums_of_rows_and_columns_equal_their_expressions(dtype: DType, tmp_path
         for part in (slice(0, 6), slice(0, 4)):
             copies = [t.copy() if t.strides[-1] == t.itemsize else t for t in targets[part]]
             assert refuses(outputs[part], arrays, copies) is None
+            first = prepared(outputs[part], arrays, copies, lambda shape, dtype: np.empty(shape, dtype.numpy))[0]
+            assert (first.form.kind == "walks") == (part.stop == 6 and shape[-1] in (704, 4096))
             kernels.add(outputs[part], arrays, copies)
             expected.append((shape, copies, evaluate(outputs[part], arrays, np)))
     kernels.run()

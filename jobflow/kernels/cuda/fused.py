@@ -125,7 +125,13 @@ def prepared(
     outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], allocate: Callable[[tuple[int, ...], DType], Array]
 ) -> list[PreparedKernel]:
     """Return the kernels that compute these outputs for these arrays, in the order of their launches; `allocate` returns scratch memory."""
-    return [_prepared(stage) for stage in stages(outputs, inputs, targets, allocate)]
+    return [_prepared(stage) for stage in stages(outputs, inputs, targets, allocate, _walked)]
+
+
+def _walked(stage: Stage) -> int:
+    """Return the rows with a common sum if one kernel reduces the rows and adds the columns of a stage, else 0."""
+    form = _of_kind(stage).form
+    return form.group if form.lanes else 0
 
 
 def _prepared(stage: Stage) -> PreparedKernel:
@@ -183,6 +189,8 @@ def launched(ready: PreparedKernel) -> tuple[int, tuple[int, ...], tuple[Any, ..
         case "tiles":
             span = form.group if form.down else max(form.walkers, form.group)
             blocks, block = -(-rows // (BLOCK * span)) * tiles, (THREADS,) if form.down else (form.lanes, form.walkers)
+        case "walks":
+            blocks, block = -(-rows // form.group), (form.lanes, form.walkers)
         case "totals":
             width = min(THREADS // form.lanes, TILE)
             blocks, block = -(-columns // width), (width, form.lanes)

@@ -1,10 +1,11 @@
 """Forms of kernels: the properties of operands on which the text of a kernel depends.
 
-A kernel has one of four kinds:
+A kernel has one of five kinds:
 
     elements    each thread computes elements, a vector of 16 bytes of the narrowest operand at a time
     rows        LANES threads share a row, for reductions of rows
     tiles       each thread walks along blocks of 64 rows of some columns: outputs per element, and the sums of the columns of groups of blocks
+    walks       LANES threads walk along rows: reductions of rows, and the sums of the columns of groups of rows
     totals      threads add the sums of the groups of a column
 
 A thread reads several adjacent elements of dense operands at once, if all addresses are multiples of 16 bytes.
@@ -26,7 +27,7 @@ from jobflow.kernels.loop_operands import facts
 from jobflow.kernels.loop_space import LoopForm, OperandAccess, Space
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, phases, position
 
-Kind: TypeAlias = Literal["elements", "rows", "tiles", "totals"]
+Kind: TypeAlias = Literal["elements", "rows", "tiles", "walks", "totals"]
 #: threads of a block
 THREADS = 256
 #: bytes of the widest load or store of a thread
@@ -47,6 +48,8 @@ HELD, RESIDENT = 160, 160
 UNROLLED = 1600
 #: expressions that a random number counts for
 RANDOM = 150
+#: bytes of a row and of the sums of its columns in registers of a thread of `walks`, and in shared memory; and the most sums of a column
+WALK_BYTES, WALK_SHARED, MOST_WALKS = 512, 48 << 10, 384
 #: widest row that is read once and resident in registers, and widest row that a warp shares
 WIDEST_RESIDENT, WARP_ROW = 4096, 1024
 #: sums of a column from which on several threads add them
@@ -76,7 +79,8 @@ class KernelForm:
     down: bool = False
     #: True if single elements follow the last whole vector of a row
     rest: bool = False
-    #: of `tiles`: rows that a thread reads at once, threads of a block along the rows, and blocks of rows with a common sum
+    #: of `tiles`: rows that a thread reads at once, threads of a block along the rows, and blocks of rows with a common sum;
+    #: of `walks`: rows that a block of threads computes at once, and rows with a common sum
     ahead: int = 1
     walkers: int = 1
     group: int = 1
@@ -93,7 +97,7 @@ class KernelForm:
         if self.wide or self.kind == "totals":
             return ()
         outer = self.loop.outer
-        first = {"elements": ("columns",) if outer else (), "rows": (), "tiles": ("tiles",)}[self.kind]
+        first = {"elements": ("columns",) if outer else (), "rows": (), "walks": (), "tiles": ("tiles",)}[self.kind]
         return (*first, *(f"n{axis}" for axis in range(1, outer)))
 
 
@@ -147,6 +151,8 @@ def form_of(
         return _tiles(KernelForm(loop, kind, wide=wide, aliased=tuple(aliased), group=group), outputs, space, operands, along)
     inputs = [accesses[k].dtype.itemsize for k in along if k < len(loop.inputs)]
     vector = _vector(kind, outputs, inputs, [accesses[k].dtype.itemsize for k in along if k >= len(loop.inputs)], width)
+    if kind == "walks":
+        return _walks(KernelForm(loop, kind, wide=wide, aliased=tuple(aliased)), outputs, space, operands, along)
     # other rows are whole numbers of vectors
     tail = not loop.outer if kind == "elements" else kind == "rows" and width > WIDEST_RESIDENT
     while vector > 1 and not (
@@ -204,6 +210,22 @@ def _tiles(form: KernelForm, outputs: Sequence[Expression], space: Space, operan
     while ahead > 1 and (ahead * each > most or ahead * vector > MOST_ELEMENTS or ahead * vector * len(order) > 2 * UNROLLED):
         ahead //= 2
     return replace(form, lanes=lanes, vector=vector, vectors=tuple(along) if vector > 1 else (), ahead=ahead, walkers=walkers, fixed=fixed)
+
+
+def _walks(form: KernelForm, outputs: Sequence[Expression], space: Space, operands: Sequence[Array], along: Sequence[int]) -> KernelForm:
+    """Return the form of rows with sums of columns; its lanes are 0 if threads cannot hold the row and the sums in registers."""
+    accesses = [*form.loop.inputs, *form.loop.outputs]
+    *outer, width = space.sizes
+    held = tuple(k for k in along if k < len(form.loop.inputs) and any(space.strides[k][:-1]))
+    sums = sum(x.dtype.itemsize for x in facts(tuple(outputs)).order if x.primitive == COLUMNS)
+    each = sum(accesses[k].dtype.itemsize for k in held) + sums
+    aligned = width % CHUNK == 0 and all(_aligned(accesses[k], space.strides[k], space, operands[k], CHUNK) for k in along)
+    for lanes in (32, 64, 128, 256) if aligned and held and 32 * LANES < width <= WIDEST_RESIDENT else ():
+        chunks, walkers = -(-width // (lanes * CHUNK)), max(WALKERS // lanes, 1)
+        if chunks * CHUNK * each <= WALK_BYTES and (walkers == 1 or walkers * width * sums <= WALK_SHARED):
+            group = -(-math.prod(outer) // (MOST_WALKS * walkers)) * walkers
+            return replace(form, lanes=lanes, vector=CHUNK, vectors=tuple(along), resident=held, chunks=chunks, walkers=walkers, group=group)
+    return form
 
 
 def tile_width(form: KernelForm) -> int:

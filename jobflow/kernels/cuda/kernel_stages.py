@@ -1,6 +1,7 @@
 """Stages: the kernels that together compute expressions on arrays of a GPU.
 
     reductions of rows, sums of columns    rows -> values per row in scratch memory; tiles -> sums of groups of rows in scratch memory; totals
+    the same, if a thread can hold its part of a row in registers    walks -> sums of groups of rows in scratch memory; totals
     rows that leave most of a GPU idle     sums of parts of a row in scratch memory; rows; elements
 
 Each stage writes to scratch memory, or is the last one that reads the inputs which its outputs overwrite.
@@ -9,7 +10,8 @@ Each stage writes to scratch memory, or is the last one that reads the inputs wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from jobflow.core.dataclass import dataclass
@@ -25,6 +27,8 @@ from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, of_columns, position
 
 #: allocates an array in scratch memory, which is represented by a placeholder: scratch(shape, dtype)
 Allocate: TypeAlias = Callable[[tuple[int, ...], DType], Array]
+#: returns the number of rows with a common sum if one kernel reduces the rows and adds the columns of a stage, else 0
+Walked: TypeAlias = Callable[["Stage"], int]
 #: longest row of one stage, and fewest rows that occupy a GPU
 LONGEST, FEW = 1 << 16, 64
 #: elements of a part of a long row, of a very long row, and the width from which on a row is very long
@@ -37,7 +41,7 @@ MOST_SUMS, LEAST_GROUP = 512, 4
 
 @dataclass(frozen=True)
 class Stage:
-    """Outputs that one kernel computes.  The sums of columns in the outputs of tiles are written to `sums`, other outputs to `targets`."""
+    """Outputs that one kernel computes.  The sums of columns in the outputs of tiles and walks are written to `sums`, others to `targets`."""
 
     kind: Kind
     outputs: tuple[Expression, ...]
@@ -46,21 +50,22 @@ class Stage:
     #: shape of the index space
     shape: tuple[int, ...]
     sums: tuple[Array, ...] = ()
-    #: blocks of rows with a common sum
+    #: blocks of rows of tiles with a common sum
     group: int = 1
 
 
-def stages(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], allocate: Allocate) -> list[Stage]:
+def stages(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], allocate: Allocate, walked: Walked) -> list[Stage]:
     """Return the stages that compute `outputs` from `inputs` and write them to `targets`, in the order of their execution."""
     known = facts(tuple(outputs))
     shape = loop_shape(known, inputs, targets)
+    result: Iterable[Stage]
     if known.per_column:
-        result = _columns(outputs, inputs, targets, shape, allocate)
+        result = _walk(outputs, inputs, targets, shape, allocate, walked) or _columns(outputs, inputs, targets, shape, allocate)
     elif is_long(known.rows, shape):
         result = _long_rows(outputs, inputs, targets, shape, allocate)
     else:
         rows = known.rows or any(target.shape != shape for target in targets)
-        result = iter([Stage("rows" if rows else "elements", tuple(outputs), tuple(inputs), tuple(targets), shape)])
+        result = [Stage("rows" if rows else "elements", tuple(outputs), tuple(inputs), tuple(targets), shape)]
     return [_compact(stage) for stage in result]
 
 
@@ -70,6 +75,29 @@ def is_long(rows: bool, shape: Sequence[int]) -> bool:
 
 
 # Sums of columns ---------------------------------------------------------------------------------------------------------------------
+
+
+def _walk(
+    outputs: Sequence[Expression],
+    inputs: Sequence[Array],
+    targets: Sequence[Array],
+    shape: tuple[int, ...],
+    allocate: Allocate,
+    walked: Walked,
+) -> list[Stage]:
+    """Return a stage that reduces rows and adds columns, and one that adds its sums; or no stages, if these are not the best."""
+    if not _values_per_row(outputs, inputs):
+        return []
+    per_column = of_columns(in_order(outputs))
+    sums = [x for x in per_column if x.primitive == COLUMNS]
+    others = [k for k, y in enumerate(outputs) if y not in per_column]
+    whole = (*(outputs[k] for k in others), *map(_wide, sums))
+    stage = Stage("walks", whole, tuple(inputs), tuple(targets[k] for k in others), shape)
+    span = walked(stage)
+    if not span:
+        return []
+    partial = {x: allocate((-(-math.prod(shape[:-1]) // span), shape[-1]), x.dtype.arithmetic) for x in sums}
+    return [replace(stage, sums=tuple(partial.values())), _totals(outputs, inputs, targets, partial)]
 
 
 def _columns(
@@ -100,10 +128,16 @@ def _columns(
     # the last tiles overwrite inputs
     whole = (*(outputs[k] for k in elements), *(sums[x] for x in last))
     yield Stage("tiles", whole, tuple(arrays), tuple(targets[k] for k in elements), shape, tuple(partial[x] for x in last), group)
+    yield _totals(outputs, arrays, targets, partial)
+
+
+def _totals(outputs: Sequence[Expression], arrays: Sequence[Array], targets: Sequence[Array], partial: Mapping[Expression, Array]) -> Stage:
+    """Return the stage that adds the sums of groups of rows."""
     totals = {x: f.cast(element(len(arrays) + k, x.dtype.arithmetic), x.dtype) for k, x in enumerate(partial)}
-    chosen = [k for k, y in enumerate(outputs) if y in per_column]
-    flat = tuple(_view(targets[k], (shape[-1],), targets[k].strides[-1:]) for k in chosen)
-    yield Stage("totals", tuple(replaced(outputs[k], totals) for k in chosen), (*arrays, *partial.values()), flat, (blocks, shape[-1]))
+    chosen = [(y, target) for y, target in zip(outputs, targets, strict=True) if any(x in totals for x in in_order([y]))]
+    shape = next(iter(partial.values())).shape
+    flat = tuple(_view(target, (shape[-1],), target.strides[-1:]) for _, target in chosen)
+    return Stage("totals", tuple(replaced(y, totals) for y, _ in chosen), (*arrays, *partial.values()), flat, shape)
 
 
 def group_of(blocks: int) -> int:

@@ -16,12 +16,12 @@ from jobflow.kernels.cuda.element_text import ElementText
 from jobflow.kernels.cuda.kernel_form import THREADS as THREADS
 from jobflow.kernels.cuda.kernel_form import KernelForm, Kind
 from jobflow.kernels.cuda.primitives import FUNCTIONS
-from jobflow.kernels.cuda.row_text import ROW_FUNCTIONS, RowText
+from jobflow.kernels.cuda.row_text import ROW_FUNCTIONS, RowText, WalkText
 from jobflow.kernels.cuda.text_parts import KernelText
 
 #: name of a kernel
 NAME = "fused"
-_TEXTS: dict[Kind, type[KernelText]] = {"elements": ElementText, "rows": RowText, "tiles": ColumnText, "totals": TotalText}
+_TEXTS: dict[Kind, type[KernelText]] = {"elements": ElementText, "rows": RowText, "tiles": ColumnText, "walks": WalkText, "totals": TotalText}
 
 
 def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NAME, passed: Sequence[Expression] = ()) -> str:

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobflow.expressions.language import Expression
-from jobflow.kernels.cuda.kernel_form import THREADS
+from jobflow.kernels.cuda.column_text import compensated
+from jobflow.kernels.cuda.kernel_form import THREADS, KernelForm
 from jobflow.kernels.cuda.primitives import PRINTED, literal, value_type
 from jobflow.kernels.cuda.row_patterns import Lookup, OnlineSum, lookups, online_sum, restricted
 from jobflow.kernels.cuda.text_parts import EACH, FIRST, KernelText
@@ -74,9 +75,15 @@ class RowText(KernelText):
         groups = THREADS // lanes
         self._line(f"const {index} rows = {self._row_count()};")
         self._open(f"for ({index} first = ({index})blockIdx.x * {groups}; first < rows; first += ({index})gridDim.x * {groups})")
+        self._row("rows")
+        self._close()
+
+    def _row(self, limit: str) -> None:
+        """Print the computation of the row that a thread shares, if it is before `limit`."""
+        index = self.form.index
         self._line(f"const {index} at = first + threadIdx.y;")
         # threads without a row continue too, because a warp exchanges partial results
-        self._line("const bool there = at < rows;")
+        self._line(f"const bool there = at < {limit};")
         self._line(f"const {index} width = there ? columns : 0;")
         self._line(f"const {index} row = there ? at : 0;")
         self._row_index("row")
@@ -90,7 +97,6 @@ class RowText(KernelText):
             self._row_pass(phase, self.stores if number == len(passes) else [])
         for k in self.row_stores:
             self._line(f"if (there && threadIdx.x == 0) {self._element(k + self.first_output, '')} = {self._out(k)};")
-        self._close()
 
     def _keep(self) -> None:
         """Print the loads of the vectors that stay in registers."""
@@ -117,7 +123,7 @@ class RowText(KernelText):
 
     def _row_pass(self, phase: Phase, stores: Sequence[int]) -> None:
         self._row_values(phase)
-        if not (stores or phase.reductions):
+        if not (stores or phase.reductions or phase.columns):
             return
         common, rare = self._without_lookups(phase, [self.outputs[k] for k in stores])
         self._start(phase, rare)
@@ -265,3 +271,67 @@ class RowText(KernelText):
                 continue
             both = combined(x)
             self._line(f"{name} = {PRINTED[both.primitive](both, [name, self._text(x.arguments[0])])};")
+
+
+class WalkText(RowText):
+    """Rows, and sums of their columns: a thread walks along rows, and holds the sums of its columns in registers."""
+
+    def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str) -> None:
+        super().__init__(outputs, form, name)
+        threads = form.lanes * form.walkers
+        #: 65,536 registers of a multiprocessor are 168 for each thread
+        self.bounds = f"{threads}, {384 // threads}"
+
+    def body(self) -> None:
+        form, index = self.form, self.form.index
+        self._line(f"const {index} rows = {self._row_count()};")
+        if form.walkers > 1:
+            for n, x in enumerate(self.phases.columns):
+                width = form.lanes * form.chunks * form.vector
+                self._line(f"alignas(16) static __shared__ {value_type(x.dtype)} part{n}[{form.walkers}][{width}];")
+        self._open(f"for ({index} part = blockIdx.x; part * {form.group} < rows; part += gridDim.x)")
+        for n, x in enumerate(self.phases.columns):
+            self._line(f"Vector<{value_type(x.dtype)}, {form.vector}> s{n}[{form.chunks}];")
+            self._unrolled(f"for (int c = 0; c < {form.chunks}; ++c)")
+            self._unrolled(f"for (int j = 0; j < {form.vector}; ++j)")
+            self._line(f"s{n}[c].at[j] = {literal(-0.0, x.dtype)};")
+            self._close()
+            self._close()
+        self._line(f"const {index} stop = min(rows, (part + 1) * {form.group});")
+        self.lines.append("#pragma unroll 1")
+        outside = dict(self.names)
+        self._open(f"for ({index} first = part * {form.group}; first < stop; first += {form.walkers})")
+        self._row("stop")
+        self._close()
+        self.names = outside
+        self._write_sums()
+        self._close()
+
+    def added(self, phase: Phase) -> None:
+        super().added(phase)
+        for x in phase.columns:
+            total = f"s{self.phases.columns.index(x)}[c].at[j]"
+            self._line(f"{total} = {total} + {self._text(x.arguments[0])};")
+
+    def _write_sums(self) -> None:
+        """Print the writes of the sums; threads with the same columns add theirs in shared memory."""
+        form, index = self.form, self.form.index
+        several = form.walkers > 1
+        self._unrolled(f"for (int c = 0; c < {form.chunks}; ++c)")
+        self._line(f"const {index} k = (threadIdx.x + c * {form.lanes}) * {form.vector};")
+        for n in range(len(self.phases.columns)):
+            to = f"&part{n}[threadIdx.y][k]" if several else f"sums{n} + part * columns + k"
+            self._line(f"if (k < columns) stored({to}, s{n}[c]);")
+        self._close()
+        if not several:
+            return
+        self._line("__syncthreads();")
+        self._open(f"for ({index} k = threadIdx.y * {form.lanes} + threadIdx.x; k < columns; k += {form.lanes * form.walkers})")
+        for n, x in enumerate(self.phases.columns):
+            self._line(f"{value_type(x.dtype)} total{n} = part{n}[0][k], lost{n} = {literal(-0.0, x.dtype)};")
+            self._open(f"for (int y = 1; y < {form.walkers}; ++y)")
+            compensated(self, n, value_type(x.dtype), f"part{n}[y][k]")
+            self._close()
+            self._line(f"sums{n}[part * columns + k] = total{n};")
+        self._close()
+        self._line("__syncthreads();")
