@@ -276,8 +276,8 @@ class RowText(KernelText):
 class WalkText(RowText):
     """Rows, and sums of their columns: a thread walks along rows, and holds the sums of its columns in registers."""
 
-    def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str) -> None:
-        super().__init__(outputs, form, name)
+    def __init__(self, outputs: Sequence[Expression], form: KernelForm, name: str, passed: Sequence[Expression] = ()) -> None:
+        super().__init__(outputs, form, name, passed)
         threads = form.lanes * form.walkers
         #: 65,536 registers of a multiprocessor are 168 for each thread
         self.bounds = f"{threads}, {384 // threads}"
