@@ -14,7 +14,7 @@ from on_device import OPS, TOLERANCE, cases, host_results, single
 
 from jobflow.core.types import DType, dtype_named, type_of
 from jobflow.expressions.on_arrays import evaluate
-from jobflow.kernels.cuda.segment_kernels import ScatteredValues, SegmentSums, launches_of_sort, launches_of_sums, segments_of
+from jobflow.kernels.cuda.segment_kernels import ScatteredValues, SegmentSums, columns_at_once, launches_of_sort, launches_of_sums, segments_of
 from jobflow.kernels.cuda.segment_text import TILE, TOGETHER, print_segments, print_sort
 from jobflow.ops.index import DimScatterAdd, UnsortedSegmentSum
 from jobflow.ops.op import types_tuple
@@ -31,8 +31,10 @@ class HostSegments:
         self.texts = dict[str, str]()
         for name in TYPES:
             for together in TOGETHER:
-                text = print_segments(dtype_named(name), together)
-                self.texts[text] = f"segment_sums_{together}_{name}"
+                self.texts[print_segments(dtype_named(name), together)] = f"segment_sums_{together}_{name}"
+            vector = min(16 // dtype_named(name).itemsize, 8)
+            self.texts[print_segments(dtype_named(name), "sum", vector)] = f"segment_sums_{name}_by_vectors"
+            self.texts[print_segments(dtype_named(name), wide=True)] = f"segment_sums_{name}_wide"
         renamed = [text.replace("segment_sums", name) for text, name in self.texts.items()]
         self.loaded = host_cuda.library([print_sort(), *renamed], folder)
 
@@ -96,6 +98,19 @@ def test_entries_of_one_or_several_tiles_are_added_in_their_order(dtype: str, co
     assert np.array_equal(ours, expected)
     order = host.order[: host.bounds[-1]]
     assert np.array_equal(order, np.flatnonzero((ids >= 0) & (ids < 4321))[np.argsort(ids[(ids >= 0) & (ids < 4321)], kind="stable")])
+
+
+@pytest.mark.parametrize("name", TYPES[:-1])
+def test_adjacent_columns_are_added_by_vectors(name: str, host: HostSegments) -> None:
+    random, dtype = np.random.default_rng(1), dtype_named(name)
+    ids, data = random.integers(0, 9, 77), random.integers(-5, 5, (2, 77, 24)).astype(dtype.numpy)
+    op, y = UnsortedSegmentSum(1, 9), np.empty((2, 9, 24), dtype.numpy)
+    of = segments_of(op, type_of(data), type_of(ids), type_of(y))
+    assert columns_at_once(of, data, y, "sum") == min(16 // dtype.itemsize, 8)
+    expected = np.zeros((2, 9, 24))
+    for total, rows in zip(expected, data, strict=True):
+        np.add.at(total, ids, rows.astype(np.float64))
+    assert np.array_equal(single(host.sums(op, data, ids)).astype(np.float64), expected)
 
 
 def test_entries_outside_of_the_table_and_empty_segments_leave_zeros(host: HostSegments) -> None:

@@ -20,6 +20,7 @@ from jobflow.kernels.argument_block import address
 from jobflow.kernels.cuda import fused
 from jobflow.kernels.cuda.compiled_text import compiler
 from jobflow.kernels.cuda.fused import placeholders
+from jobflow.kernels.cuda.kernel_form import CHUNK, WIDEST
 from jobflow.kernels.cuda.kernel_text import THREADS
 from jobflow.kernels.cuda.launches import KernelLaunch
 from jobflow.kernels.cuda.segment_text import BITS, DIGITS, TILE, print_segments, print_sort
@@ -93,8 +94,16 @@ def launches_of_sums(launch: Launch, of: Segments, operands: Sequence[Array], or
     """Return the launch that combines the entries of each segment; `operands` are the dense arrays data, x and y."""
     sizes = tuple(map(np.int64, (of.outer, of.entries, of.segments, of.inner)))
     data, x, y = operands
-    blocks = -(-int(y.size) // THREADS)
-    return launch(print_segments(dtype_of(y.dtype), together), "segment_sums", blocks, (data, x, order, bounds, y, *sizes))
+    vector = columns_at_once(of, data, y, together)
+    text = print_segments(dtype_of(y.dtype), together, vector, wide=max(int(data.size), int(y.size)) >= 1 << 31)
+    return launch(text, "segment_sums", -(-int(y.size) // vector // THREADS), (data, x, order, bounds, y, *sizes))
+
+
+def columns_at_once(of: Segments, data: Array, y: Array, together: str) -> int:
+    """Return the number of adjacent columns that a thread adds: 16 bytes of a sum, or one if rows are not aligned."""
+    vector = min(WIDEST // int(y.itemsize), CHUNK)
+    aligned = all(address(a) % WIDEST == 0 for a in placeholders([data, y]))
+    return vector if together == "sum" and of.inner % vector == 0 and aligned else 1
 
 
 @dataclass(frozen=True)

@@ -150,38 +150,54 @@ def print_sort() -> str:
     return "\n\n".join([_RANKS, _COUNTS, _OFFSETS, _MOVES, _TILE_SORT, _BOUNDS]) + "\n"
 
 
-def print_segments(dtype: DType, together: str = "sum") -> str:
+def print_segments(dtype: DType, together: str = "sum", vector: int = 1, wide: bool = False) -> str:
     """Return the text of the kernel `segment_sums`, which combines the entries of each segment; `together` is a key of TOGETHER.
 
-    data[outer,entries,inner] and y[outer,segments,inner] are dense.  A sum starts at 0, the other results at x, of the shape of y.
+    data[outer,entries,inner] and y[outer,segments,inner] are dense.  A sum starts at 0, the other results at x, of the shape of y.  A thread adds
+    `vector` adjacent columns, which only sums can be.  Indices of data and y have 64 bits if `wide`.
     """
     value, stored, total = value_type(dtype), stored_type(dtype), _total_type(dtype, together)
-    read = from_memory("column[(long long)order[j + k] * inner]", dtype)
+    index, elements = "long long" if wide else "unsigned int", f"Vector<{stored}, {vector}>"
     first = "0" if together == "sum" else from_memory("x[i]", dtype)
     joined = TOGETHER[together].format(total=total)
+    each = f"""#pragma unroll
+        for (int v = 0; v < {vector}; ++v) {{
+          {total} &all = totals[v];
+          const {total} one = ({total})({from_memory("row.at[v]", dtype)});
+          all = {joined};
+        }}"""
+    one_column = vector == 1  # of a byte or more, unlike vectors
+    read = "{{column[order[{}] * width]}}" if one_column else f"loaded<{vector}>(column + order[{{}}] * width)"
     body = f"""extern "C" __global__ void __launch_bounds__({THREADS}) segment_sums(
     const {stored} *data, const {stored} *x, const int *order, const int *bounds, {stored} *y,
     long long outer, long long entries, long long segments, long long inner) {{
-  const long long count = outer * segments * inner;
-  for (long long i = blockIdx.x * {THREADS}LL + threadIdx.x; i < count; i += gridDim.x * {THREADS}LL) {{
-    const long long b = i % inner, rest = i / inner, s = rest % segments;
-    const {stored} *column = data + rest / segments * entries * inner + b;
-    {total} all = ({total})({first});
+  const {index} width = inner, vectors = inner / {vector}, lines = segments, count = outer * segments * vectors;
+  for ({index} i = blockIdx.x * ({index}){THREADS} + threadIdx.x; i < count; i += gridDim.x * ({index}){THREADS}) {{
+    const {index} rest = i / vectors, b = (i - rest * vectors) * {vector}, part = rest / lines, s = rest - part * lines;
+    const {stored} *column = data + part * ({index})entries * width + b;
+    {total} totals[{vector}];
+#pragma unroll
+    for (int v = 0; v < {vector}; ++v) totals[v] = ({total})({first});
     int j = bounds[s];
     const int end = bounds[s + 1];
     for (; j + {AHEAD} <= end; j += {AHEAD}) {{
-      {value} rows[{AHEAD}];
-      for (int k = 0; k < {AHEAD}; ++k) rows[k] = {read};
+      {elements} rows[{AHEAD}];
+#pragma unroll
+      for (int k = 0; k < {AHEAD}; ++k) rows[k] = {read.format("j + k")};
+#pragma unroll
       for (int k = 0; k < {AHEAD}; ++k) {{
-        const {total} one = ({total})rows[k];
-        all = {joined};
+        const {elements} row = rows[k];
+{each}
       }}
     }}
-    for (int k = 0; j < end; ++j) {{
-      const {total} one = ({total})({read});
-      all = {joined};
+    for (; j < end; ++j) {{
+        const {elements} row = {read.format("j")};
+{each}
     }}
-    y[i] = {to_memory(f"({value})all", dtype)};
+    {elements} result;
+#pragma unroll
+    for (int v = 0; v < {vector}; ++v) result.at[v] = {to_memory(f"({value})totals[v]", dtype)};
+    {"y[i] = result.at[0]" if one_column else f"stored(y + i * {vector}, result)"};
   }}
 }}"""
     return with_functions(body) + "\n"
