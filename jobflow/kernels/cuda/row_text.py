@@ -89,7 +89,7 @@ class RowText(KernelText):
         self._row_index("row")
         self._keep()
         passes, online = self.phases.passes, online_sum(self.phases.passes)
-        if online is not None and lanes == THREADS and not self.form.resident:
+        if online is not None and self.form.lanes == THREADS and not self.form.resident:
             self._joined_pass(passes[0], online)
             self._row_values(passes[1])
             passes = passes[2:]
