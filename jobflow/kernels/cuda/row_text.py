@@ -71,7 +71,6 @@ class RowText(KernelText):
 
     def body(self) -> None:
         index, lanes = self.form.index, self.form.lanes
-        self._results, self._current = {}, {}
         groups = THREADS // lanes
         self._line(f"const {index} rows = {self._row_count()};")
         self._open(f"for ({index} first = ({index})blockIdx.x * {groups}; first < rows; first += ({index})gridDim.x * {groups})")
@@ -81,6 +80,7 @@ class RowText(KernelText):
     def _row(self, limit: str) -> None:
         """Print the computation of the row that a thread shares, if it is before `limit`."""
         index = self.form.index
+        self._results, self._current = {}, {}
         self._line(f"const {index} at = first + threadIdx.y;")
         # threads without a row continue too, because a warp exchanges partial results
         self._line(f"const bool there = at < {limit};")
@@ -312,6 +312,10 @@ class WalkText(RowText):
         for x in phase.columns:
             total = f"s{self.phases.columns.index(x)}[c].at[j]"
             self._line(f"{total} = {total} + {self._text(x.arguments[0])};")
+
+    def _without_lookups(self, phase: Phase, stored: Sequence[Expression]) -> tuple[Phase, list[Lookup]]:
+        """Return the whole phase, because the sums of columns read every element."""
+        return phase, []
 
     def _write_sums(self) -> None:
         """Print the writes of the sums; threads with the same columns add theirs in shared memory."""
