@@ -123,7 +123,7 @@ def test_tensors_have_the_values_of_the_host(name: str) -> None:
 
 
 @pytest.mark.parametrize("program", document_programs.PROGRAMS)
-def test_programs_about_global_tensors(program: str) -> None:
+def test_tensors_of_programs_are_those_of_the_host(program: str) -> None:
     ours, theirs = (document_programs.results(program, type) for type in ("cuda", "cpu"))
     document_programs.compare(program, ours, theirs, values=on_device.COMPUTES)
 
