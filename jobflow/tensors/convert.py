@@ -23,6 +23,7 @@ from jobflow.tensors.tensor import TensorBase, check_current
 
 if TYPE_CHECKING:
     from jobflow.runtime.comm.communicator import Communicator
+    from jobflow.runtime.comm.nccl_communicator import NcclCommunicator
     from jobflow.tensors.conversions import Conversion
 
 #: the maximal number of prepared conversions per group of ranks
@@ -60,8 +61,8 @@ def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array
 def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, provenance: int = 0) -> Array:
     """Return this rank's piece of a tensor in the layout `target`; `array` is this rank's piece in the layout `source`.
 
-    All ranks of both placements must call this function.  `what` names the operation in messages.  Pieces on GPUs are exchanged through the memory
-    of the hosts.
+    All ranks of both placements must call this function.  `what` names the operation in messages.  Pieces of placements of GPUs are exchanged by
+    NCCL if each rank has a GPU of its own, and otherwise through the memory of the hosts.
     """
     if source == target:
         return array
@@ -72,12 +73,25 @@ def convert_array(here: EagerState, array: Array, type: TensorType, source: Layo
         moved = placed(here, array, target)
         return duplicate(moved) if moved is array else moved
     with scope.lock():  # a bound change reuses its memory
-        piece = _converted(here, as_numpy(array), type, source, target, ranks, what, provenance)
+        nccl: NcclCommunicator | None = None
+        if len(ranks) > 1 and source.placement.tag == "cuda" == target.placement.tag:
+            from jobflow.tensors.gpu_conversions import nccl_between  # programs on CPUs need no NCCL
+
+            nccl = nccl_between(here, ranks, type, source, target, what)
+        piece = _converted(here, as_numpy(array) if nccl is None else array, type, source, target, ranks, what, provenance, nccl)
     return placed(here, piece, target)
 
 
 def _converted(
-    here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, ranks: tuple[int, ...], what: str, provenance: int
+    here: EagerState,
+    array: Array,
+    type: TensorType,
+    source: Layout,
+    target: Layout,
+    ranks: tuple[int, ...],
+    what: str,
+    provenance: int,
+    nccl: NcclCommunicator | None,
 ) -> Array:
     cache = here.conversions.setdefault(ranks, {})
     key = (type, source, target)
@@ -89,7 +103,11 @@ def _converted(
         del cache[key]
     elif len(cache) >= MAX_CONVERSIONS:
         cache.pop(next(iter(cache)))
-    if conversion is None:
+    if conversion is None and nccl is not None:
+        from jobflow.tensors.gpu_conversions import bound as bound_on_gpu
+
+        conversion = bound_on_gpu(here, nccl, ranks, type, source, target)
+    elif conversion is None:
         from jobflow.tensors.conversions import bound
 
         conversion = bound(here, comm, ranks, type, source, target)

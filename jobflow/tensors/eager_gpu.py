@@ -232,6 +232,11 @@ class GpuCalls:
                 raise
             raise OutOfMemory(f"{self._op.word()} at {user_line()}: temporary memory: {error}; use smaller sizes, or delete tensors") from error
 
+    def run_bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Launch the operation, bound to these arrays, which may share memory as in a plan."""
+        for function, arguments in self._bind(self._gpu, inputs, outputs):
+            function(*arguments)
+
     def _launch(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if isinstance(self._op, RuntimeAssertion):
             self._gpu.assertions.check(self._op, inputs[0], outputs[0])
@@ -242,8 +247,7 @@ class GpuCalls:
         if launches is None and key not in self._prepared and len(self._prepared) < MOST_LAYOUTS:
             launches = self._prepared[key] = prepare(self._bind, self._gpu.xp, self._gpu.index, inputs, outputs)
         if launches is None or (self._op.alias and self._shares_memory(inputs)):
-            for function, arguments in self._bind(self._gpu, inputs, outputs):
-                function(*arguments)
+            self.run_bound(inputs, outputs)
         else:
             launches.run(operands, self._gpu.scratch)
 

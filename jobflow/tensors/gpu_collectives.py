@@ -42,10 +42,7 @@ def chosen_collectives(here: EagerState, what: str, ranks: tuple[int, ...], arra
     Raises: DivergedError if ranks differ; PlacementError for an array on another GPU than that of the first collective through NCCL.
     """
     gpu = next(filter(None, map(gpu_of, arrays)), None)
-    with scope.lock():
-        if ranks not in here.nccl_groups:
-            here.nccl_groups[ranks] = _nccl_group(here, what, ranks, gpu)
-        comm = here.nccl_groups[ranks]
+    comm = nccl_group(here, what, ranks, gpu)
     if comm is None:
         return HostCollectives(here, what, ranks)
     other = next((array for array in arrays if gpu_of(array) not in (None, here.gpus[comm.device.index])), None)
@@ -58,8 +55,19 @@ def chosen_collectives(here: EagerState, what: str, ranks: tuple[int, ...], arra
     return NcclCollectives(here, what, gpu, comm)
 
 
-def _nccl_group(here: EagerState, what: str, ranks: tuple[int, ...], gpu: EagerGpu | None) -> NcclCommunicator | None:
-    """Return the NCCL communicator of these ranks, or None if they exchange tensors through the hosts.  Collective."""
+def nccl_group(here: EagerState, what: str, ranks: tuple[int, ...], gpu: EagerGpu | None) -> NcclCommunicator | None:
+    """Return the NCCL communicator of these ranks, or None if they exchange tensors of GPUs through the hosts.  Collective.
+
+    `what` names the operation in messages, and `gpu` is the GPU of its tensors on this rank, or None without GPUs.
+    """
+    with scope.lock():
+        if ranks not in here.nccl_groups:
+            here.nccl_groups[ranks] = _new_group(here, what, ranks, gpu)
+        comm: NcclCommunicator | None = here.nccl_groups[ranks]
+    return comm
+
+
+def _new_group(here: EagerState, what: str, ranks: tuple[int, ...], gpu: EagerGpu | None) -> NcclCommunicator | None:
     hosts = here.rank.host_comm.group(ranks)
     agree(here, hosts, zlib.crc32(b"tensors on GPUs"), lambda: f"{what} of tensors on GPUs at {user_line()}")
     transport = transport_between(here, hosts, gpu)

@@ -226,8 +226,8 @@ def _first_copy(here: EagerState, array: np.ndarray, type: TensorType, target: L
         for group in target.placement.along([dimension]):
             if here.rank.index in group and len(group) > 1:
                 piece = type.with_shape(tuple(array.shape))
-                one = Layout(Placement("cpu", group[:1]), (sbp,))
-                array = convert_array(here, array, piece, one, Layout(Placement("cpu", group), (sbp,)), "to_global of a local tensor")
+                one, all_ranks = (Layout(Placement(target.placement.tag, ranks), (sbp,)) for ranks in (group[:1], group))
+                array = convert_array(here, array, piece, one, all_ranks, "to_global of a local tensor")
     return array
 
 

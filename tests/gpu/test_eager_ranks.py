@@ -361,3 +361,53 @@ def test_sums_of_gradients_start_during_the_backward_pass(gpus: None, monkeypatc
 
     on_devices((None, None), program)
     assert all(names.index("sum") < len(names) - 1 - names[::-1].index("weight") and names.count("sum") == 3 for names in events.values()), events
+
+
+# Changes of layout ---------------------------------------------------------------------------------------------------
+
+B, P, MAX = flow.sbp.broadcast, flow.sbp.partial_sum, flow.sbp.partial_max
+
+
+def S(axis: int) -> Any:
+    return flow.sbp.split(axis)
+
+
+#: ranks, nested for a mesh, and sbp
+LINE: list[tuple[Any, list[Any]]] = [([0, 1, 2], [sbp]) for sbp in (S(0), S(1), B, P)]
+MESH: list[tuple[Any, list[Any]]] = [([[0, 1], [2, 3]], list(sbp)) for sbp in ((S(0), P), (B, S(0)), (S(1), S(1)), (P, P), (B, B))]
+PARTS: list[tuple[Any, list[Any]]] = [([0], [B]), ([1, 2], [S(1)]), ([0, 1, 2], [S(0)]), ([2, 0], [P]), ([0, 2], [B])]
+
+
+def converted(rank: int, type: str, layouts: list[tuple[Any, list[Any]]], dtype: str) -> list[Any]:
+    """Return this rank's pieces after changes between all pairs of layouts."""
+    values = np.arange(35).reshape(5, 7) % 11
+    pieces = []
+    for ranks, sbp in layouts:
+        x = flow.tensor(values, dtype=getattr(flow, dtype), placement=flow.placement(type, ranks), sbp=sbp)
+        for others, target in layouts:
+            y = x.to_global(placement=flow.placement(type, others), sbp=target)
+            assert y.device.type == type
+            pieces.append(y.to_local())
+    return pieces
+
+
+@pytest.mark.parametrize(("layouts", "dtype", "count"), [(LINE, "float32", 3), (LINE, "int16", 3), (PARTS, "float64", 3), (MESH, "float32", 4)])
+def test_layouts_change_by_nccl(
+    gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, layouts: list[tuple[Any, list[Any]]], dtype: str, count: int
+) -> None:
+    """Expect the pieces of the hosts; NCCL cannot reduce int16, and moves it."""
+    hosts, waits = (None,) * count, Waits(monkeypatch)
+
+    def program(rank: int, type: str) -> list[Any]:
+        converted(rank, type, layouts, dtype)
+        before = waits.count
+        pieces = converted(rank, type, layouts, dtype)
+        assert waits.count == before or dtype == "int16"
+        assert type == "cpu" or (groups() and all(groups().values()))
+        return [x.numpy() for x in pieces]
+
+    expected = on_devices(hosts, lambda rank: program(rank, "cpu"))
+    with fake_nccl.gpus(monkeypatch, tmp_path, 4, delay=1e-3):
+        for ours, theirs in zip(on_devices(hosts, lambda rank: program(rank, "cuda")), expected, strict=True):
+            for mine, host in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(mine, host)

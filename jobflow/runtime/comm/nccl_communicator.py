@@ -7,7 +7,7 @@ an operation through events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jobflow.core.errors import JobError, JobflowError
@@ -95,10 +95,10 @@ class NcclCommunicator(DeviceCommunicator, Recorder):
 
     # ---------------------------------------------------------------- operations that are not bound
 
-    def prepare(self) -> None:
-        """Create NCCL's communicator of these ranks, which `start` needs.  Collective."""
+    def prepare(self, groups: Iterable[tuple[int, ...]] = ()) -> None:
+        """Create NCCL's communicators of all ranks and of groups of them, which `start` needs.  Collective, with the same groups on all ranks."""
         self._usable()
-        self._family.prepare(())
+        self._family.prepare(tuple(self.members[rank] for rank in group) for group in groups)
 
     def start(self, what: Binding, root: int | None = None) -> Callable[[], None]:
         """Start an operation on contiguous arrays, or with `root` a broadcast from this rank; return the function that makes later kernels wait.
@@ -109,13 +109,13 @@ class NcclCommunicator(DeviceCommunicator, Recorder):
         self._usable()
         kind, ranks, source, target, counts, receives, reduce, name = what
         record = Record(kind, tuple(self.members[rank] for rank in ranks), flat(source), flat(target), tuple(counts), tuple(receives), reduce, name)
-        stream, comm = self._device.communication.ptr, self._family.root
+        stream, whole = self._device.communication.ptr, self._family.root
         if root is not None:
-            calls = [broadcast_call(record, root, comm, self._nccl, stream)]
+            calls = [broadcast_call(record, root, whole, self._nccl, stream)]
         elif kind == "transfer":
-            calls = [transfer_call(record, self._me, self.members, comm, self._nccl, stream)]
+            calls = [transfer_call(record, self._me, self.members, whole, self._nccl, stream)]
         else:
-            calls = calls_of(record, self._me, comm, self._nccl, stream)
+            calls = calls_of(record, self._me, self._family.of(record.ranks), self._nccl, stream)
         launch = NcclLaunch(self._device, self._nccl, calls, self._usable)
         try:
             launch()
