@@ -15,7 +15,7 @@ from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.layout import MAX, MIN, SUM, B, Layout, Partial, Placement, Reduction, S, Sbp
 from jobflow.core.types import Array, TensorType, type_of
 from jobflow.tensors.convert import convert_array
-from jobflow.tensors.gpus import as_numpy, in_rows
+from jobflow.tensors.gpus import as_numpy, gpu_of, in_rows
 from jobflow.tensors.state import EagerState
 from jobflow.tensors.tensor import TensorBase
 
@@ -42,7 +42,7 @@ def collectives_of(here: EagerState, what: str, ranks: Sequence[int], tensors: S
 
 def _is_on_gpu(x: TensorBase) -> bool:
     """Return True for a tensor of the device "cuda", also if this rank has no GPU."""
-    return not isinstance(x.array, np.ndarray) or (x._device is not None and x._device.type == "cuda")
+    return gpu_of(x.array) is not None or (x._device is not None and x._device.type == "cuda")
 
 
 @dataclass(frozen=True)

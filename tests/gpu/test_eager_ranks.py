@@ -205,10 +205,11 @@ def test_ranks_without_a_gpu_take_part_through_the_hosts(gpus: None, capsys: pyt
         comm.all_reduce(x)
         model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1).to("cuda"))
         model(tensor(np.full((1, 2), rank), "cuda")).sum().backward()
+        whole = x.to_global(placement=flow.placement("cuda", range(3)), sbp=flow.sbp.split(0)).to_global(sbp=flow.sbp.broadcast)
         assert groups() == {(0, 1, 2): False}
-        return [x.item(), model.module.weight.grad.numpy().tolist()]
+        return [x.item(), model.module.weight.grad.numpy().tolist(), whole.to_local().numpy().tolist()]
 
-    assert on_devices(HOSTS, program) == [[6.0, [[1.0, 1.0]]]] * 3
+    assert on_devices(HOSTS, program) == [[6.0, [[1.0, 1.0]], [6.0] * 3]] * 3
     assert "GPUs exchange tensors through the host: rank 1 has no GPU" in capsys.readouterr().err
 
 
