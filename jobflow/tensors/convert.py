@@ -61,8 +61,8 @@ def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array
 def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, provenance: int = 0) -> Array:
     """Return this rank's piece of a tensor in the layout `target`; `array` is this rank's piece in the layout `source`.
 
-    All ranks of both placements must call this function.  `what` names the operation in messages.  Pieces of placements of GPUs are exchanged by
-    NCCL if each rank has a GPU of its own, and otherwise through the memory of the hosts.
+    All ranks of both placements must call this function.  `what` names the operation in messages.  Pieces on GPUs are exchanged by NCCL if each
+    rank has a GPU of its own, and otherwise through the hosts.
     """
     if source == target:
         return array
