@@ -65,7 +65,7 @@ def correct(setup: Setup) -> list[Step]:
         Step("products", 12, setup.program(STEPS / "product_calls.py")),
         Step("sanitizer", 12, setup.program(STEPS / "sanitized_kernels.py")),
         Step("capture", 8, setup.program(STEPS / "captured_graph.py")),
-        Step("tensors", 30, setup.tests("test_tensors", workers=8)),
+        Step("tensors", 20, setup.tests("test_tensors", workers=8)),
         Step("adversarial", 20, setup.program(STEPS / "attention_edges.py")),
         Step("images", 35, setup.program(STEPS / "image_calls.py")),
         # repeat with CUB reductions, CuPy's default
