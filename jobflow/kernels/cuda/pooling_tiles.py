@@ -26,7 +26,7 @@ from jobflow.ops.windows import Window
 ACROSS, POSITIONS = 8, 256
 #: bytes of shared memory, and taps that a byte can number; the last number is that of a window without a maximum
 SHARED, MOST_TAPS = 32 << 10, 255
-#: taps that a thread loads at once
+#: taps of a window, or windows of an element, that a thread loads at once
 LOADS = 9
 #: the type of a byte per channel of a vector
 _BYTES = {8: "unsigned long long", 4: "unsigned int", 2: "unsigned short"}
@@ -76,21 +76,24 @@ $TAP
 $POSITION
       if ($IN_IMAGE) {
         $V value[$N] = {};
-        uint4 words[$OVER];
-        $BYTES others[$OVER];  // 0 in the bytes of channels whose first maximum is here
-        bool there[$OVER];
+$UNROLL_OVER        for (int g = 0; g < $BATCHES_OVER; ++g) {
+          uint4 words[$OVER];
+          $BYTES others[$OVER];  // 0 in the bytes of channels whose first maximum is here
+          bool there[$OVER];
 #pragma unroll
-        for (int b = 0; b < $OVER; ++b) {
+          for (int k = 0; k < $OVER; ++k) {
+            const int b = g * $OVER + k;
 $GATHER
-        }
-#pragma unroll
-        for (int b = 0; b < $OVER; ++b)
-          if (there[b]) {
-            const Vector<$T, $N> gradients = loaded<$N>((const $T *)&words[b]);
-#pragma unroll
-            for (int v = 0; v < $N; ++v)
-              if ((others[b] >> 8 * v & 0xff) == 0) value[v] = value[v] + $GRADIENT;
           }
+#pragma unroll
+          for (int k = 0; k < $OVER; ++k)
+            if (there[k]) {
+              const Vector<$T, $N> gradients = loaded<$N>((const $T *)&words[k]);
+#pragma unroll
+              for (int v = 0; v < $N; ++v)
+                if ((others[k] >> 8 * v & 0xff) == 0) value[v] = value[v] + $GRADIENT;
+            }
+        }
         Vector<$T, $N> result;
 #pragma unroll
         for (int v = 0; v < $N; ++v) result.at[v] = $RESULT;
@@ -148,7 +151,8 @@ class TiledGradient:
     def text(self) -> str:
         window, tile, dtype = self.window, self.tile, dtype_of(self.arrays[3].dtype)
         taps = math.prod(window.kernel)
-        batches = -(-taps // LOADS)
+        over = math.prod(-(-k // s) for k, s in zip(window.kernel, window.strides, strict=True))
+        batches, batches_over = -(-taps // LOADS), -(-over // LOADS)
         there = " && ".join(f"l{a} >= 0 && l{a} < {self.image[a]}" for a in self.axes)
         values: dict[str, object] = {
             "N": self.vector,
@@ -176,8 +180,10 @@ class TiledGradient:
             "LARGEST": from_memory("largest.at[v]", dtype),
             "POSITION": _lines(self._position(), 6),
             "IN_IMAGE": " && ".join(f"j{a} < {self.image[a]}" for a in self.axes),
-            "OVER": math.prod(-(-k // s) for k, s in zip(window.kernel, window.strides, strict=True)),
-            "GATHER": _lines(self._gather(), 10),
+            "OVER": -(-over // batches_over),
+            "BATCHES_OVER": batches_over,
+            "UNROLL_OVER": "" if batches_over == 1 else "#pragma unroll 1\n",
+            "GATHER": _lines(self._gather("" if over % batches_over == 0 else f"b < {over} && "), 12),
             "GRADIENT": from_memory("gradients.at[v]", dtype),
             "RESULT": to_memory("value[v]", dtype),
             "X": self._address(0, "l"),
@@ -212,8 +218,11 @@ class TiledGradient:
             position = f"left % {e}" if s == 1 else f"left % {e} % {e // s} * {s} + left % {e} / {e // s}"
             yield f"const int j{a} = from{a} + {position}; left /= {e};"
 
-    def _gather(self) -> Iterator[str]:
-        """Print the loads of the taps and gradients of the windows at an element, from the last window to the first."""
+    def _gather(self, exists: str) -> Iterator[str]:
+        """Print the loads of the taps and gradients of the windows at an element, from the last window to the first.
+
+        `exists` is the condition that window b exists, if batches have unequal sizes.
+        """
         flat_window, flat_tap, size = "0", "0", 1
         for a in reversed(self.axes):
             k, s, before = self.window.kernel[a], self.window.strides[a], self.window.padding[a][0]
@@ -225,12 +234,12 @@ class TiledGradient:
             flat_window = f"({flat_window} * {self.tile.windows[a]} + i{a} - first{a})"
             flat_tap = f"({flat_tap} * {self.window.kernel[a]} + k{a})"
         inside = (f"k{a} < {self.window.kernel[a]} && i{a} >= 0 && i{a} < {self.pooled[a]}" for a in self.axes)
-        yield f"there[b] = {' && '.join(inside)};"
+        yield f"there[k] = {exists}{' && '.join(inside)};"
         kind = _BYTES[self.vector]
         ones = f"({kind})0x{'01' * self.vector}{'ULL' if self.vector == 8 else ''}"
-        yield "if (there[b]) {"
-        yield f"  words[b] = *(const uint4 *)({self._address(2, 'i')});"
-        yield f"  others[b] = taps[{flat_window}][tx] ^ ({kind})({flat_tap}) * {ones};"
+        yield "if (there[k]) {"
+        yield f"  words[k] = *(const uint4 *)({self._address(2, 'i')});"
+        yield f"  others[k] = taps[{flat_window}][tx] ^ ({kind})({flat_tap}) * {ones};"
         yield "}"
 
     def _address(self, operand: int, at: str) -> str:
