@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.layout import MAX, MIN, SUM, B, Layout, Partial, Placement, Reduction, S, Sbp
 from jobflow.core.types import Array, TensorType, type_of
@@ -45,13 +44,13 @@ def _is_on_gpu(x: TensorBase) -> bool:
     return gpu_of(x.array) is not None or (x._device is not None and x._device.type == "cuda")
 
 
-@dataclass(frozen=True)
 class HostCollectives:
     """The collectives `what` of a group of ranks through the memory of the hosts.  Results are new arrays."""
 
-    here: EagerState
-    what: str
-    ranks: tuple[int, ...]
+    __slots__ = ("here", "ranks", "what")
+
+    def __init__(self, here: EagerState, what: str, ranks: tuple[int, ...]) -> None:
+        self.here, self.what, self.ranks = here, what, ranks
 
     def reduced(self, array: Array, reduce: Reduction, provenance: int = 0) -> Array:
         """Return the elementwise sum, maximum or minimum (`reduce`) of the arrays of all ranks.
