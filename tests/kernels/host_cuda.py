@@ -28,6 +28,7 @@ COMPILER = shutil.which("g++")
 
 BUILT_INS = r"""
 #include <math.h>
+#include <setjmp.h>
 #include <string.h>
 #include <ucontext.h>
 template <typename T> static T min(T a, T b) { return b < a ? b : a; }
@@ -46,13 +47,17 @@ static unsigned int __umulhi(unsigned int a, unsigned int b) { return (unsigned 
 struct Place { unsigned int x, y, z; };
 static Place threadIdx, blockIdx, gridDim;
 static int turn;
-static ucontext_t scheduler, threads[256];
+// a thread's context is created once; later switches are jumps, because swapcontext makes a system call for the mask of signals
+static ucontext_t creator, created;
+static jmp_buf scheduler, threads[256];
 static char stacks[256][1 << 15], passed[256][8];
-static bool over[256];
+static bool exists[256], over[256];
 static void (*kernel)(void **);
 static void **given;
 
-static __attribute__((noinline)) void __syncthreads() { swapcontext(&threads[turn], &scheduler); }
+static __attribute__((noinline)) void __syncthreads() {
+  if (!_setjmp(threads[turn])) _longjmp(scheduler, 1);
+}
 template <typename T> static T shuffled(T mine, int distance) {
   memcpy(passed[turn], &mine, sizeof mine);
   __syncthreads();
@@ -75,28 +80,35 @@ template <typename... A, int... I> static void call(void (*f)(A...), void **a, I
 template <typename... A> static void call(void (*f)(A...), void **a) { call(f, a, Indices<__integer_pack(int(sizeof...(A)))...>()); }
 
 static void one_thread() {
-  kernel(given);
-  over[turn] = true;
+  for (;;) {
+    kernel(given);
+    over[turn] = true;
+    __syncthreads();
+  }
+}
+
+static __attribute__((noinline)) void resume() {
+  if (_setjmp(scheduler)) return;
+  if (exists[turn]) _longjmp(threads[turn], 1);
+  exists[turn] = true;
+  getcontext(&created);
+  created.uc_stack.ss_sp = stacks[turn];
+  created.uc_stack.ss_size = sizeof stacks[turn];
+  makecontext(&created, one_thread, 0);
+  swapcontext(&creator, &created);
 }
 
 extern "C" void launch(void (*f)(void **), void **arguments, unsigned int blocks, unsigned int x, unsigned int y) {
   kernel = f, given = arguments, gridDim = {blocks, 1, 1};
   for (unsigned int block = 0; block < blocks; ++block) {
     blockIdx = {block, 0, 0};
-    for (int t = 0; t < int(x * y); ++t) {
-      getcontext(&threads[t]);
-      threads[t].uc_stack.ss_sp = stacks[t];
-      threads[t].uc_stack.ss_size = sizeof stacks[t];
-      threads[t].uc_link = &scheduler;
-      makecontext(&threads[t], one_thread, 0);
-      over[t] = false;
-    }
+    memset(over, 0, sizeof over);
     for (bool going = true; going;) {
       going = false;
       for (turn = 0; turn < int(x * y); ++turn) {
         if (over[turn]) continue;
         threadIdx = {turn % x, turn / x, 0};
-        swapcontext(&scheduler, &threads[turn]);
+        resume();
         going = going || !over[turn];
       }
     }
