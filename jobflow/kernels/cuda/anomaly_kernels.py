@@ -72,10 +72,11 @@ def _text() -> str:
 def _parts(array: Array) -> Iterator[tuple[int, int, int]]:
     """Yield the parts of an array: contiguous runs of at most `PART` elements."""
     kind = _BFLOAT16 if dtype_of(array.dtype) is bfloat16 else array.dtype.itemsize
+    address, size = int(array.data.ptr), array.dtype.itemsize
     count, starts = _runs(array)
     for start in starts if count else ():
         for first in range(0, count, PART):
-            yield int(array.data.ptr) + start + first * array.dtype.itemsize, min(PART, count - first), kind
+            yield address + start + first * size, min(PART, count - first), kind
 
 
 def _runs(array: Array) -> tuple[int, Iterator[int]]:
