@@ -120,6 +120,8 @@ def test_feeder_copies_arguments_in_turns(device: CudaDevice) -> None:
 
 
 def test_large_arguments_are_split_and_page_locked_ones_are_read_by_the_gpu(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_copies, "PIECE", 1 << 18)
+    monkeypatch.setattr(cuda_copies, "SEPARATE", 1 << 18)
     count = 3 * host_copies.PIECE // 4
     targets = [device.allocate(n).view(np.float32) for n in (8, 4 * count, 4 * count, 4 * count, 4)]
     feeder = device.feeder(targets)
