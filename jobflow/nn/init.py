@@ -83,7 +83,7 @@ def _written(what: str, tensor: Tensor, array: Array) -> Tensor:
     """Copy `array`, the logical value on every rank, into the tensor, and return the tensor."""
     array = np.ascontiguousarray(array, tensor.dtype.numpy)
     if tensor.layout is None:
-        own(tensor, what)[...] = array
+        write(own(tensor, what), array)
         tensor.wrote()
     else:
         assign(state(), tensor, cut(what, array, tensor.layout), what)

@@ -187,6 +187,14 @@ def packed_sequences(device: str) -> Any:
 
 
 @case
+def initial_values(device: str) -> Any:
+    flow.manual_seed(8)
+    names = ("orthogonal_", "sparse_", "eye_", "xavier_uniform_", "kaiming_normal_", "trunc_normal_", "zeros_")
+    filled = [getattr(nn.init, name)(flow.empty(4, 3, device=device), *([0.5] if name == "sparse_" else [])) for name in names]
+    return [*filled, nn.init.dirac_(flow.empty(3, 3, 2, device=device))]
+
+
+@case
 def lazy_modules(device: str) -> Any:
     flow.manual_seed(6)
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2)).to(device)
