@@ -195,6 +195,15 @@ def initial_values(device: str) -> Any:
 
 
 @case
+def normalized_weights(device: str) -> Any:
+    flow.manual_seed(9)
+    layers = [nn.Linear(4, 3).to(device) for _ in range(3)]
+    parametrizations = (nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm, nn.utils.parametrizations.orthogonal)
+    (x,) = on(device, (2, 4))
+    return [normalize(layer)(x).detach() for normalize, layer in zip(parametrizations, layers, strict=True)]
+
+
+@case
 def lazy_modules(device: str) -> Any:
     flow.manual_seed(6)
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2)).to(device)

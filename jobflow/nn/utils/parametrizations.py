@@ -55,10 +55,9 @@ def _weight(what: str, module: Module, name: str) -> Tensor:
 
 
 def initial_vectors(weight: Tensor, matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return random vectors of length 1 for the rows and the columns of the matrix, with the placement of the weight."""
-    options = {"dtype": weight.dtype} if weight.layout is None else {"dtype": weight.dtype, "device": weight.device}
-    rows, columns = matrix.shape
-    return weights.over_norm(randn(rows, **options), eps), weights.over_norm(randn(columns, **options), eps)
+    """Return random vectors of length 1 for the rows and the columns of the matrix, on the device or placement of the weight."""
+    u, v = (weights.over_norm(randn(size, dtype=weight.dtype, device=weight.device), eps) for size in matrix.shape)
+    return u, v
 
 
 class SpectralNorm(Module):
