@@ -198,7 +198,7 @@ def initial_values(device: str) -> Any:
 def normalized_weights(device: str) -> Any:
     flow.manual_seed(9)
     layers = [nn.Linear(4, 3).to(device) for _ in range(3)]
-    parametrizations = (nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm, nn.utils.parametrizations.orthogonal)
+    parametrizations = (nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm, nn.utils.parametrizations.weight_norm)
     (x,) = on(device, (2, 4))
     return [normalize(layer)(x).detach() for normalize, layer in zip(parametrizations, layers, strict=True)]
 
