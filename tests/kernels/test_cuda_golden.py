@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import nvidia_compiler
 import pytest
 
-from jobflow.core.types import Array, DType, TensorType, bfloat16, contiguous_strides, float32
+from jobflow.core.types import Array, DType, TensorType, bfloat16, contiguous_strides, float32, float64
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression
 from jobflow.kernels.cuda.compiled_text import options
@@ -110,6 +111,28 @@ def test_bias_gradient_of_1024_rows_has_132_blocks_or_more() -> None:
     arrays, target = [placeholder(1, float32, 1024, 768)], placeholder(2, float32, 768)
     tiles, _ = prepared(outputs, arrays, [target], lambda shape, dtype: placeholder(3, dtype, *shape))
     assert launched(tiles)[0] == 192
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "width", "count", "dtype"),
+    [
+        ("walks", 2048, 1024, 6, float32),
+        ("walks", 2048, 2048, 3, float32),
+        ("walks", 2048, 1024, 3, float64),
+        ("totals", 20000, 64, 60, float32),
+        ("totals", 20000, 64, 30, float64),
+    ],
+)
+def test_sums_of_columns_fit_into_shared_memory(kind: str, rows: int, width: int, count: int, dtype: DType) -> None:
+    x = f.element(0, dtype)
+    scaled = x * f.row_sum(x) if kind == "walks" else x
+    outputs = [f.column_sum(scaled * float(k)) for k in range(count)]
+    targets = [placeholder(2 + k, dtype, width) for k in range(count)]
+    stages = prepared(outputs, [placeholder(1, dtype, rows, width)], targets, lambda shape, dtype: placeholder(100, dtype, *shape))
+    (text,) = (ready.text() for ready in stages if ready.form.kind == kind)
+    arrays = re.findall(r"__shared__ \w+ part\d+\[(\d+)\]\[(\d+)\]", text)
+    # a reduction of rows has an array of eight numbers
+    assert sum(int(y) * int(x) for y, x in arrays) * dtype.itemsize + 64 <= 48 << 10, arrays
 
 
 def test_multipliers_divide_all_indices_of_31_bits() -> None:

@@ -48,8 +48,10 @@ HELD, RESIDENT = 160, 160
 UNROLLED = 1600
 #: expressions that a random number counts for
 RANDOM = 150
-#: bytes of a row and of the sums of its columns in registers of a thread of `walks`, and in shared memory; and the most sums of a column
-WALK_BYTES, WALK_SHARED, MOST_WALKS = 512, 48 << 10, 384
+#: bytes of a row and of the sums of its columns in registers of a thread of `walks`, and the most sums of a column
+WALK_BYTES, MOST_WALKS = 512, 384
+#: bytes of shared memory for sums of columns: of 48 KiB, 1 KiB is left for the reductions of rows
+SHARED_SUMS = 47 << 10
 #: widest row that is read once and resident in registers, and widest row that a warp shares
 WIDEST_RESIDENT, WARP_ROW = 4096, 1024
 #: sums of a column from which on several threads add them
@@ -145,7 +147,8 @@ def form_of(
     accesses = [*loop.inputs, *loop.outputs]
     width = space.sizes[-1]
     if kind == "totals":
-        return KernelForm(loop, kind, column_lanes(space.sizes[0]), wide, aliased=tuple(aliased))
+        shared = THREADS * sum(a.dtype.itemsize for a in loop.inputs)
+        return KernelForm(loop, kind, column_lanes(space.sizes[0]) if shared <= SHARED_SUMS else 1, wide, aliased=tuple(aliased))
     along = [k for k, a in enumerate(accesses) if a.inner not in ("number", "splat") and not a.counted and not a.table]
     if kind == "tiles":
         return _tiles(KernelForm(loop, kind, wide=wide, aliased=tuple(aliased), group=group), outputs, space, operands, along)
@@ -222,7 +225,7 @@ def _walks(form: KernelForm, outputs: Sequence[Expression], space: Space, operan
     aligned = width % CHUNK == 0 and all(_aligned(accesses[k], space.strides[k], space, operands[k], CHUNK) for k in along)
     for lanes in (32, 64, 128, 256) if aligned and held and 32 * LANES < width <= WIDEST_RESIDENT else ():
         chunks, walkers = -(-width // (lanes * CHUNK)), max(WALKERS // lanes, 1)
-        if chunks * CHUNK * each <= WALK_BYTES and (walkers == 1 or walkers * width * sums <= WALK_SHARED):
+        if chunks * CHUNK * each <= WALK_BYTES and (walkers == 1 or walkers * lanes * chunks * CHUNK * sums <= SHARED_SUMS):
             group = -(-math.prod(outer) // (MOST_WALKS * walkers)) * walkers
             return replace(form, lanes=lanes, vector=CHUNK, vectors=tuple(along), resident=held, chunks=chunks, walkers=walkers, group=group)
     return form
