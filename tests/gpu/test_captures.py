@@ -123,7 +123,8 @@ def test_large_arguments_are_split_and_page_locked_ones_are_read_by_the_gpu(devi
     monkeypatch.setattr(host_copies, "PIECE", 1 << 18)
     monkeypatch.setattr(cuda_copies, "SEPARATE", 1 << 18)
     count = 3 * host_copies.PIECE // 4
-    targets = [device.allocate(n).view(np.float32) for n in (8, 4 * count, 4 * count, 4 * count, 4)]
+    targets = [device.allocate(n).view(np.float32) for n in (8, 4 * count, 4 * count, 4 * count, 4, 4 * count)]
+    targets[-1] = targets[-1].reshape(4, -1)
     feeder = device.feeder(targets)
     pinned = device.host_array(count, np.float32)
     sources: list[Any] = []
@@ -133,6 +134,8 @@ def test_large_arguments_are_split_and_page_locked_ones_are_read_by_the_gpu(devi
         pinned[:] = np.arange(count) - step
         large = np.arange(count, dtype=np.float64) + step
         values = [np.full(2, step, np.float32), large, pinned, large.astype(np.float32)[::-1], np.ones(1, np.float32)]
+        with pytest.warns(PendingDeprecationWarning):
+            values.append(np.matrix(large.reshape(4, -1)))
         expected = [value.copy() for value in values]
         feeder.feed(values)
         for value in values:

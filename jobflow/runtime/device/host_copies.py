@@ -21,6 +21,7 @@ def copied_pieces(target: Array, source: Array) -> Iterator[tuple[Array, int]]:
 
     Pieces are yielded in their order while threads copy later ones.
     """
+    source = np.asarray(source)  # a part of a numpy.matrix has two axes
     if source.flags.c_contiguous:
         target, source = target.reshape(-1), source.reshape(-1)
     row = math.prod(target.shape[1:])
