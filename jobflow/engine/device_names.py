@@ -9,8 +9,8 @@ from typing import Any
 from jobflow.core.errors import PlacementError, counted
 
 
-def ranks_of(tag: str, entry: Any, machines: int, each: int, what: str) -> list[int]:
-    """Return the ranks that an entry names, among machines with `each` devices; `what` names the placement in errors.
+def ranks_of(tag: str, entry: Any, machines: int, per_machine: int, what: str) -> list[int]:
+    """Return the ranks that an entry names, among machines with `per_machine` devices each; `what` names the placement in errors.
 
     Raises: PlacementError for another entry; for GPUs, also for a missing machine or device of one of several machines.
     """
@@ -25,15 +25,14 @@ def ranks_of(tag: str, entry: Any, machines: int, each: int, what: str) -> list[
         first, _, last = part.partition("-")
         devices.extend(range(int(first), int(last or first) + 1))
     if tag != "cpu":
-        _check(machine, devices, machines, each, f'{what}: "{entry}" names')
-    return [machine * each + device for device in devices]
+        _check(machine, devices, machines, per_machine, f'{what}: "{entry}" names')
+    return [machine * per_machine + device for device in devices]
 
 
-def _check(machine: int, devices: Sequence[int], machines: int, each: int, what: str) -> None:
+def _check(machine: int, devices: Sequence[int], machines: int, per_machine: int, what: str) -> None:
     if machine >= machines:
         remedy = 'write "0:device" or a rank' if machines == 1 else "set config.machine_num before the first job call"
         raise PlacementError(f"{what} machine {machine}, but there {'is' if machines == 1 else 'are'} {counted(machines, 'machine')}; {remedy}")
-    if machines > 1 and devices and max(devices) >= each:
-        raise PlacementError(
-            f"{what} device {max(devices)} of machine {machine}, but each machine has {counted(each, 'device')}; name the machine of each device"
-        )
+    if machines > 1 and devices and max(devices) >= per_machine:
+        each = counted(per_machine, "device")
+        raise PlacementError(f"{what} device {max(devices)} of machine {machine}, but each machine has {each}; name the machine of each device")

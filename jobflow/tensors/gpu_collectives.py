@@ -37,9 +37,9 @@ _FOLDS: dict[str, Op] = {"product": Multiply(), "band": BitwiseAnd(), "bor": Bit
 
 
 def chosen_collectives(here: EagerState, what: str, ranks: tuple[int, ...], arrays: Sequence[Any]) -> HostCollectives | NcclCollectives:
-    """Return the collectives of a group for arrays on GPUs, of which some may be on the host.  Collective over the ranks of the group.
+    """Return the collectives of a group for tensors of the device "cuda"; ranks without a GPU pass arrays of the host.  Collective.
 
-    Raises: DivergedError if ranks differ; PlacementError for an array on another GPU than that of the first collective through NCCL.
+    Raises: DivergedError if ranks differ; PlacementError for an array that is not on the GPU of the group's communicator.
     """
     gpu = next(filter(None, map(gpu_of, arrays)), None)
     comm = nccl_group(here, what, ranks, gpu)
@@ -86,7 +86,7 @@ def _new_group(here: EagerState, what: str, ranks: tuple[int, ...], gpu: EagerGp
 
 @dataclass(frozen=True)
 class NcclCollectives:
-    """The collectives `what` of the ranks of `comm`, whose arrays are on a GPU, as those of `HostCollectives`."""
+    """The collectives `what` of the ranks of `comm` for arrays on a GPU; the methods are the same as in `HostCollectives`."""
 
     here: EagerState
     what: str

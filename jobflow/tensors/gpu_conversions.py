@@ -13,7 +13,7 @@ import numpy as np
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array, TensorType
 from jobflow.ops.op import Op
-from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer
+from jobflow.plan.plan import Collective, Completion, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.plan_checks import compare_plans, summary
 from jobflow.program.program import Program, StorageChoice
 from jobflow.program.rank_group import RankGroup
@@ -83,7 +83,8 @@ class GpuPlan:
                 )
             case Transfer(peer, sends, slot):
                 return lambda buffers: self._transfer(peer, sends, self._view(buffers, slot), instruction.name)
-        return lambda buffers: None  # the wait for a communication, which its start includes
+            case Completion() | Wait():  # the start of a communication includes its wait
+                return lambda buffers: None
 
     def _computed(self, op: Op, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> Callable[[Mapping[str, Array]], None]:
         calls = GpuCalls(op, self._gpu)

@@ -46,7 +46,7 @@ def shared_target(here: EagerState, layouts: Iterable[Layout], gpu: EagerGpu | N
 def transport_between(here: EagerState, hosts: Communicator, gpu: EagerGpu | None) -> Transport:
     """Return the transport of tensors between the GPUs of some ranks, NCCL or the hosts.
 
-    `gpu` is that of this rank, or None without GPUs, and `hosts` is the host communicator.  Collective over the ranks of `hosts`.
+    `gpu` is the GPU of this rank, or None without GPUs.  `hosts` is the host communicator.  Collective over the ranks of `hosts`.
     """
     own = facts(here.device if gpu is None else gpu.device)
     devices = hosts.exchange((own, gpu is not None and _uses_other_device(here.rank, gpu)))
@@ -57,7 +57,7 @@ def transport_between(here: EagerState, hosts: Communicator, gpu: EagerGpu | Non
 
 
 def _uses_other_device(rank: Rank, gpu: EagerGpu) -> bool:
-    """Return True if NCCL's calls of this rank follow the stream of another device than that of the tensors of `gpu`."""
+    """Return True if the NCCL calls of this rank use a stream of another device than `gpu`."""
     comm = _known_nccl(rank)
     return comm is not None and comm.device is not gpu.device
 

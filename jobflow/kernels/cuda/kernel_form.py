@@ -237,7 +237,7 @@ def tile_width(form: KernelForm) -> int:
 
 
 def values_per_column(order: Sequence[Expression], outputs: Sequence[Expression], fixed: Collection[int]) -> tuple[set[Expression], list[Expression]]:
-    """Return the expressions with one value per column, computed from the inputs `fixed`, and those of them that other expressions read."""
+    """Return the expressions with one value per column, computed from the inputs `fixed`, and the ones that other expressions read."""
     once: set[Expression] = set()
     same: set[Expression] = set()
     for x in order:

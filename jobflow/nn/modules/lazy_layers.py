@@ -92,7 +92,7 @@ class _Lazy(Module):
                 )
         for name, x in parts:
             if is_lazy(x):
-                moving.replace(x, moving.like(word, name, _as(getattr(created, name), x), x.layout))
+                moving.replace(x, moving.like(word, name, _converted(getattr(created, name), x), x.layout))
                 x.finish()
         for name, value in _plain(created).items():
             object.__setattr__(self, name, value)
@@ -116,8 +116,8 @@ class _Lazy(Module):
         return self._call(*inputs, **named)
 
 
-def _as(value: Tensor, x: Tensor) -> Tensor:
-    """Return a new tensor in the element type of x, and on its device if x is local."""
+def _converted(value: Tensor, x: Tensor) -> Tensor:
+    """Return the value in the element type of x, and on the device of a local x."""
     converted = value.to(x.dtype).detach()
     return converted if x.layout is not None else converted.to(x.device)
 
