@@ -46,7 +46,7 @@ class Stream:
 
     def query(self) -> bool:
         """Return True if all operations on the GPU have ended."""
-        return True if self._gpu is None else bool(self._gpu.device.stream.done)
+        return True if self._gpu is None else bool(self._gpu.device.is_idle)
 
     def wait_stream(self, stream: Any) -> None:
         """Do nothing; operations run in the order of the program."""
@@ -85,7 +85,8 @@ class Event:
         if self._gpu is not None:
             self._gpu.activate()
             self._event = cuda_facts.timed_event()
-            self._event.record(self._gpu.device.stream)
+            with self._gpu.device.lock:
+                self._event.record(self._gpu.device.stream)
 
     def elapsed_time(self, end_event: Event) -> float:
         """Return the milliseconds from this event to `end_event`, which both must have happened.

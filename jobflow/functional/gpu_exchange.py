@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.core.types import Array, dtype_of
 from jobflow.functional.dispatch import attribute
@@ -36,7 +37,8 @@ def array_of(source: Any, what: str) -> Array:
         raise ArgumentError(f"{what}: the memory of the {type(source).__name__} is on {where}, but this process can use no GPU; copy it to the host")
     gpu.activate()
     try:
-        array: Array = cuda_facts.from_foreign(source)
+        with scope.lock(), gpu.device.lock:  # in this order, because the source may be a tensor of jobflow
+            array: Array = cuda_facts.from_foreign(source)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentError(f"{what}: a {type(source).__name__} cannot be imported ({error}); pass an unused tensor on a GPU") from None
     try:
@@ -65,7 +67,8 @@ def capsule(x: Tensor, what: str, stream: Any, max_version: Any, dl_device: Any,
         if not copy:
             note_export(x)
         array = duplicate(x.array) if copy else x.array  # CuPy makes no copies on a GPU
-        return array.__dlpack__(stream=stream, max_version=max_version)
+        with gpu.device.lock:
+            return array.__dlpack__(stream=stream, max_version=max_version)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise JobError(f"{what}: the tensor {x.tensor_type} cannot be exported ({error}); convert or clone() it first") from None
 

@@ -29,7 +29,7 @@ from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.data_parallel_wrapper import DataParallel as DataParallel
 from jobflow.nn.modules.module import Module
 from jobflow.tensors.collectives import HostCollectives, collectives_of
-from jobflow.tensors.gpus import address, as_numpy, gpu_of, write, zeros
+from jobflow.tensors.gpus import address, as_numpy, fill, gpu_of, write, zeros
 from jobflow.tensors.state import EagerState, refuse_tracing, state
 from jobflow.tensors.tape import ReadyCallback, TapeNode, edge_of
 from jobflow.tensors.tensor import TensorBase, own
@@ -118,7 +118,7 @@ class _Sum:
         for p in parameters:
             part = self._flat[at : at + p.tensor_type.size].reshape(p.tensor_type.shape)
             if p._gradient is None:
-                part.fill(0)
+                fill(part, 0)
             else:
                 write(part, p._gradient.array)
             at += p.tensor_type.size

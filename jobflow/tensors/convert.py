@@ -17,7 +17,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import DivergedError, user_line
 from jobflow.core.layout import B, Layout, Partial, Placement
 from jobflow.core.types import Array, TensorType
-from jobflow.tensors.gpus import as_numpy, duplicate, placed
+from jobflow.tensors.gpus import as_numpy, duplicate, fill, placed
 from jobflow.tensors.state import EagerState, mixed
 from jobflow.tensors.tensor import TensorBase, check_current
 
@@ -45,7 +45,7 @@ def addend(array: Array, layout: Layout, rank: int) -> Array:
     at = layout.placement.coordinates(rank)
     for sbp, where in zip(layout.sbp, at, strict=True):
         if isinstance(sbp, Partial) and where > 0:
-            array.fill(sbp.reduce.identity(array.dtype))
+            fill(array, sbp.reduce.identity(array.dtype))
     return array
 
 

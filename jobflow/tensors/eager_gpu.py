@@ -125,7 +125,8 @@ class EagerGpu:
         else:
             target = self.empty(array.shape, array.dtype)
             if direct:
-                target.set(array, stream=self.device.stream)
+                with self.device.lock:
+                    target.set(array, stream=self.device.stream)
             else:
                 self.device.upload(target, array)
         if direct:
@@ -135,7 +136,8 @@ class EagerGpu:
     def _keep(self, array: Array) -> None:
         """Keep page-locked memory until copies from it have ended."""
         event = self.device.new_event()
-        event.record(self.device.stream)
+        with self.device.lock:
+            event.record(self.device.stream)
         with self._copying:
             while self._sending and self._sending[0][0].done:
                 self._sending.popleft()
@@ -157,7 +159,8 @@ class EagerGpu:
         if source.device.id != self.index:
             source = self.received(source)
         self.activate()
-        target[...] = source
+        with self.device.lock:
+            target[...] = source
 
     def download(self, array: Array) -> Array:
         """Return a NumPy copy of an array on this GPU; wait until it is computed.
@@ -183,6 +186,12 @@ class EagerGpu:
         self.assertions.raise_first()
 
     # ---------------------------------------------------------------- operations
+
+    def enqueue(self, calls: Sequence[Call]) -> None:
+        """Run calls that enqueue work on the stream, which must be the current one."""
+        with self.device.lock:
+            for function, arguments in calls:
+                function(*arguments)
 
     def calls(self, op: Op) -> GpuCalls:
         """Return an object that runs an operation on arrays of this GPU."""
@@ -234,8 +243,7 @@ class GpuCalls:
 
     def run_bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Launch the operation, bound to these arrays, which may share memory as in a plan."""
-        for function, arguments in self._bind(self._gpu, inputs, outputs):
-            function(*arguments)
+        self._gpu.enqueue(self._bind(self._gpu, inputs, outputs))
 
     def _launch(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if isinstance(self._op, RuntimeAssertion):
@@ -249,7 +257,7 @@ class GpuCalls:
         if launches is None or (self._op.alias and self._shares_memory(inputs)):
             self.run_bound(inputs, outputs)
         else:
-            launches.run(operands, self._gpu.scratch)
+            launches.run(operands, self._gpu.scratch, self._gpu.device.lock)
 
     def _shares_memory(self, inputs: Sequence[Array]) -> bool:
         """Return True if an input that is updated in place may share memory with another input."""

@@ -161,7 +161,8 @@ def duplicate(array: Array) -> Array:
         return array.copy()
     gpu.activate()
     copy = gpu.empty(tuple(array.shape), array.dtype)
-    copy[...] = array
+    with gpu.device.lock:
+        copy[...] = array
     return copy
 
 
@@ -179,16 +180,20 @@ def zeros(like: Array, shape: tuple[int, ...], dtype: DType) -> Array:
         return np.zeros(shape, dtype.numpy)
     gpu.activate()
     array = gpu.empty(shape, dtype.numpy)
-    array.fill(0)
+    with gpu.device.lock:
+        array.fill(0)
     return array
 
 
 def fill(array: Array, number: Any) -> None:
     """Set all elements of an array to a number."""
     gpu = gpu_of(array)
-    if gpu is not None:
-        gpu.activate()
-    array.fill(number)
+    if gpu is None:
+        array.fill(number)
+        return
+    gpu.activate()
+    with gpu.device.lock:
+        array.fill(number)
 
 
 def array_at(buffer: Array, shape: tuple[int, ...], dtype: Any, offset: int, strides: tuple[int, ...]) -> Array:

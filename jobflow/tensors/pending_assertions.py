@@ -56,8 +56,7 @@ class PendingAssertions:
                 self._flags, self._latest = (self._gpu.upload(np.zeros(n, np.int64)) for n in (MOST, 1))
             number = len(self._pending)
             value = self._gpu.empty((1,), x.dtype)
-            for function, arguments in self._calls(op, (x, y, self._flags[number : number + 1], value)):
-                function(*arguments)
+            self._gpu.enqueue(self._calls(op, (x, y, self._flags[number : number + 1], value)))
             if x.size:
                 self._pending.append(PendingAssertion(op, tuple(x.shape), value, user_line()))
 

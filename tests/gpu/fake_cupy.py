@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fake_streams import CUDARuntimeError, Device, Event, Gpus, Memory, Stream, capturing, current, current_stream, refuse_in_capture
+from fake_streams import CUDARuntimeError, Device, Event, Gpus, Memory, Stream, capturing, copied, current, current_stream, refuse_in_capture
 
 ALIGNMENT = 512
 #: bytes of a GPU
@@ -287,7 +287,7 @@ class ndarray:
             out = np.empty(self.shape, self.dtype)
         elif not isinstance(out, np.ndarray) or out.dtype != self.dtype or out.shape != self.shape or not out.flags.c_contiguous:
             raise ValueError("out must be a contiguous numpy.ndarray of this shape and element type")
-        out[...] = self.inner
+        copied(where, out, self.inner)
         if blocking:
             Memory.finish(where)
         return out
@@ -301,7 +301,7 @@ class ndarray:
             raise RuntimeError("Cannot set to non-contiguous array")
         with Device(self.memory.device):
             self.memory.write(0 if stream is None else stream.ptr)
-        self.inner[...] = array
+        copied(0 if stream is None else stream.ptr, self.inner, array)
 
     @property
     def data(self) -> Pointer:

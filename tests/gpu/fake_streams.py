@@ -185,11 +185,17 @@ class Event:
     @property
     def done(self) -> bool:
         refuse_in_capture("a query of an event")
+        self._refuse_captured()
         return True
 
     def synchronize(self) -> None:
         refuse_in_capture("a wait")
+        self._refuse_captured()
         self.finish()
+
+    def _refuse_captured(self) -> None:
+        if self.capture is not None:
+            raise CUDARuntimeError("cudaErrorCapturedEvent: operation not permitted on an event last recorded in a capturing stream")
 
 
 class Stream:
@@ -259,3 +265,16 @@ class Stream:
             launch.finish()
         self.under_way.clear()
         Memory.finish(self.ptr)
+
+
+def copied(number: int, target: Any, source: Any) -> None:
+    """Copy elements on a stream, or make the copy a part of the graph if the stream is captured."""
+
+    def copy() -> None:
+        target[...] = source
+
+    stream = Stream.all.get(number)
+    if stream is None:
+        copy()
+    else:
+        stream.run(copy)

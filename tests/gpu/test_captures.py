@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -188,6 +189,24 @@ def test_arrivals_reuse_memory_after_the_last_view_and_its_kernels(device: CudaD
     assert address in [array.data.ptr for array in arrays] and len(waits) == 2, "copies wait for the kernels that read the blocks"
     arrivals.clear()
     assert not arrivals._spare
+
+
+def test_arrays_that_another_thread_releases_during_a_capture_keep_their_memory(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals, source = device.arrivals(device.allocate), np.zeros(6, np.float32)
+    arrays = [arrivals.receive(source)]
+    address, waits, alive = arrays[0].data.ptr, [], []
+
+    def release() -> None:
+        thread = threading.Thread(target=arrays.clear)
+        thread.start()
+        thread.join(10)
+        alive.append(thread.is_alive())
+
+    device.capture([(release, ())])
+    assert alive == [False], "the finalizer waits for the capture"
+    monkeypatch.setattr(device._copying, "wait_event", waits.append)
+    assert arrivals.receive(source).data.ptr == address
+    assert [(event.capture, event._stream) for event in waits] == [(None, device.stream.ptr)]
 
 
 def test_garbage_is_not_collected_during_a_capture(device: CudaDevice) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_launches_run_on_other_memory(cupy: Any, op: Op, shapes: list[tuple[int,
     assert launches is not None
     for seed in (10, 20):
         arrays, inputs, outputs = arguments(seed)
-        launches.run([*inputs, *outputs], Bench(cupy).scratch)
+        launches.run([*inputs, *outputs], Bench(cupy).scratch, nullcontext())
         for ours, theirs in zip(outputs, host_results(op, arrays), strict=True):
             np.testing.assert_allclose(ours.get(), theirs, rtol=1e-5)
 
@@ -86,7 +87,7 @@ def test_an_output_can_be_an_input(cupy: Any) -> None:
     assert launches is not None
     a, b = random_values(7, 4, 4), random_values(8, 4, 4)
     x, y = put(cupy, a, rows), put(cupy, b, rows)
-    launches.run([x, y, x], Bench(cupy).scratch)
+    launches.run([x, y, x], Bench(cupy).scratch, nullcontext())
     np.testing.assert_array_equal(x.get(), a + b)
     np.testing.assert_array_equal(y.get(), b)
 

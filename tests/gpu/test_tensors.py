@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -403,3 +405,56 @@ def test_clipping_to_another_norm_prepares_no_operation(gpus: None, monkeypatch:
     nn.utils.clip_grad_norm_([x], 0.7)
     np.testing.assert_allclose(x.grad.numpy(), np.full(4, 0.35), rtol=1e-5)
     assert created == []
+
+
+def timed() -> bool:
+    event = flow.cuda.Event(enable_timing=True)
+    event.record()
+    event.synchronize()
+    return event.query()
+
+
+#: work of a thread on a tensor with four elements
+WORK: dict[str, Callable[[Any], Any]] = {
+    "operation": lambda x: x + 1,
+    "operation in place": lambda x: x.add_(1),
+    "fill": lambda x: x.fill_(7),
+    "copy": lambda x: x.clone(),
+    "write": lambda x: x[:2].copy_(x[2:]),
+    "upload": lambda x: x.copy_(flow.tensor([4.0, 3, 2, 1])),
+    "large upload": lambda x: flow.zeros(1 << 18).to(x.device),
+    "number": lambda x: x[2].item(),
+    "array": lambda x: x.numpy(),
+    "runtime assertion": lambda x: flow.gather(x, 0, flow.tensor([1, 3]).to(x.device)),
+    "wait": lambda x: flow.cuda.synchronize(),
+    "query": lambda x: flow.cuda.current_stream().query(),
+    "event": lambda x: timed(),
+}
+
+
+def test_work_of_other_threads_waits_for_the_end_of_a_capture(gpus: None) -> None:
+    start = np.arange(4, dtype=np.float32)
+    for name, work in WORK.items():
+        expected, x = work(flow.tensor(start)), flow.tensor(start).cuda()
+        device, results, alive = state().gpus[0].device, list[Any](), list[bool]()
+
+        def run(work: Any = work, x: Any = x, results: list[Any] = results) -> None:
+            results.append(work(x))
+
+        thread = threading.Thread(target=copy_context().run, args=(run,))
+
+        def wait(thread: threading.Thread = thread, alive: list[bool] = alive) -> None:
+            thread.start()
+            thread.join(0.02)
+            alive.append(thread.is_alive())
+
+        graph = device.capture([(wait, ())])
+        thread.join(10)
+        assert alive == [True], name
+        (result,) = results
+        np.testing.assert_array_equal(result.numpy() if isinstance(result, flow.Tensor) else result, np.asarray(expected), err_msg=name)
+        outputs = [y for y in (x, result) if isinstance(y, flow.Tensor)]
+        for y in outputs:
+            y.fill_(-1)
+        graph()
+        assert all((y.numpy() == -1).all() for y in outputs), f"{name}: the graph contains work of the thread"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,14 @@ class PreparedLaunches:
         #: held during a run, because a launch keeps its arguments
         self._lock = threading.Lock()
 
-    def run(self, operands: Sequence[Array], scratch: Callable[[tuple[int, ...], DType], Array]) -> None:
-        """Launch the kernels on these operands; `scratch` allocates memory of the GPU, which the stream may reuse afterwards."""
+    def run(self, operands: Sequence[Array], scratch: Callable[[tuple[int, ...], DType], Array], enqueuing: AbstractContextManager[Any]) -> None:
+        """Launch the kernels on these operands; `scratch` allocates memory of the GPU, which the stream may reuse afterwards.
+
+        The lock `enqueuing` of the GPU is held during the launches.
+        """
         arrays = [*operands, *(scratch(shape, dtype) for shape, dtype in self._scratches)]
         addresses = [array.data.ptr for array in arrays]
-        with self._lock:
+        with self._lock, enqueuing:
             for (function, (grid, block, arguments)), slots in self._launches:
                 replaced = list(arguments)
                 for position, operand, offset in slots:

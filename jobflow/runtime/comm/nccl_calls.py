@@ -108,16 +108,17 @@ class NcclLaunch:
         self.done = device.new_event()
         self.usable = usable
         self._ready = device.new_event()
-        self._nccl, self._kernels, self._stream = nccl, device.stream, device.communication
+        self._nccl, self._kernels, self._stream, self._enqueuing = nccl, device.stream, device.communication, device.lock
 
     def __call__(self, others: Sequence[NcclLaunch] = ()) -> None:
         """NcclLaunch the calls, and those of `others`, as one group."""
         self.usable()
-        self._ready.record(self._kernels)
-        self._stream.wait_event(self._ready)
-        perform(self._nccl, [call for each in (self, *others) for call in each.calls])
-        for each in (self, *others):
-            each.done.record(self._stream)
+        with self._enqueuing:
+            self._ready.record(self._kernels)
+            self._stream.wait_event(self._ready)
+            perform(self._nccl, [call for each in (self, *others) for call in each.calls])
+            for each in (self, *others):
+                each.done.record(self._stream)
 
     @property
     def wait(self) -> Call:

@@ -126,7 +126,8 @@ class NcclCommunicator(DeviceCommunicator, Recorder):
 
         def wait() -> None:
             function, arguments = launch.wait
-            function(*arguments)
+            with self._device.lock:
+                function(*arguments)
             self._started.pop(launch, None)
 
         return wait

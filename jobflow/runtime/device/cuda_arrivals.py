@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from jobflow.core.types import Array
@@ -24,6 +25,8 @@ class ArrivalMemory:
         self.memory = memory
         #: the end of the kernels that may read or write the memory; recorded when the last array is released
         self.used = new_event()
+        #: False if the event could not be recorded at the release
+        self.is_marked = True
         self.arrived = new_event()
 
 
@@ -43,7 +46,7 @@ class Arrivals:
     def __init__(self, device: Any, copying: Any, allocate: Callable[[int], Array]) -> None:
         """`allocate(nbytes)` returns memory of the pool of the compute stream; the GPU is active then."""
         self._device, self._copying, self._allocate = device, copying, allocate
-        self._uploads = Uploads(copying, device.new_event, device.host_array, device.wait)
+        self._uploads = Uploads(copying, device.new_event, device.host_array, device.wait, nullcontext())  # no graph captures `copying`
         self._spare: list[ArrivalMemory] = []
         self._released: deque[ArrivalMemory] = deque()
         self._lock = threading.RLock()  # `allocate` may call `clear`
@@ -64,7 +67,8 @@ class Arrivals:
                     self._uploads.copy(target, value)
             finally:  # an error of a wait, too, leaves copies under way
                 block.arrived.record(self._copying)
-                self._device.stream.wait_event(block.arrived)
+                with self._device.lock:
+                    self._device.stream.wait_event(block.arrived)
         loan = Loan()
         weakref.finalize(loan, self._release, block).atexit = False
         memory = cupy.cuda.UnownedMemory(block.memory.data.ptr, value.nbytes, loan, index)
@@ -79,9 +83,16 @@ class Arrivals:
 
     def _release(self, block: ArrivalMemory) -> None:
         """Keep the block for a later array; any thread may call this method, also inside another one."""
-        if not self._device.captures:  # the event would become a part of the graph
-            block.used.record(self._device.stream)
-            self._released.append(block)
+        block.is_marked = False
+        lock = self._device.lock
+        if lock.acquire(blocking=False):  # the thread may hold a lock for which the owner of this one waits
+            try:
+                if not self._device.captures:  # the event would become a part of the graph
+                    block.used.record(self._device.stream)
+                    block.is_marked = True
+            finally:
+                lock.release()
+        self._released.append(block)
 
     def _collect(self) -> None:
         while self._released:
@@ -93,10 +104,13 @@ class Arrivals:
         self._collect()
         suitable = [block for block in self._spare if block.memory.nbytes == nbytes]
         if suitable:
-            self._spare.remove(suitable[0])
-            self._copying.wait_event(suitable[0].used)
-            return suitable[0]
-        block = ArrivalMemory(self._allocate(nbytes), self._device.new_event)
-        block.used.record(self._device.stream)  # kernels that had the memory of the pool before
+            block = suitable[0]
+            self._spare.remove(block)
+        else:
+            block = ArrivalMemory(self._allocate(nbytes), self._device.new_event)
+            block.is_marked = False  # kernels may have had the memory of the pool before
+        if not block.is_marked:
+            with self._device.lock:
+                block.used.record(self._device.stream)
         self._copying.wait_event(block.used)
         return block

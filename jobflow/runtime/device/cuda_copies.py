@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -30,8 +31,16 @@ class Uploads:
     `host_array(count, dtype)` returns page-locked memory, and `wait(event)` waits for an event.
     """
 
-    def __init__(self, stream: Any, new_event: Callable[[], Any], host_array: Callable[[int, Any], Array], wait: Callable[[Any], None]) -> None:
-        self._stream, self._host_array, self._wait = stream, host_array, wait
+    def __init__(
+        self,
+        stream: Any,
+        new_event: Callable[[], Any],
+        host_array: Callable[[int, Any], Array],
+        wait: Callable[[Any], None],
+        enqueuing: AbstractContextManager[Any],
+    ) -> None:
+        """`enqueuing` is held while work is enqueued on `stream`."""
+        self._stream, self._host_array, self._wait, self._enqueuing = stream, host_array, wait, enqueuing
         self._buffers: list[Array | None] = [None] * SIDES
         self._events = [new_event() for _ in range(SIDES)]
         self._recorded = [False] * SIDES
@@ -45,7 +54,8 @@ class Uploads:
             with self._lock:
                 staged = self._take(target.nbytes).view(target.dtype).reshape(target.shape)
                 np.copyto(staged, value, casting="unsafe")
-                target.set(staged, stream=self._stream)
+                with self._enqueuing:
+                    target.set(staged, stream=self._stream)
             return
         source, flat = np.ascontiguousarray(value, target.dtype).reshape(-1), target.reshape(-1)
         step = LARGEST // target.itemsize
@@ -69,7 +79,8 @@ class Uploads:
 
     def _turn(self) -> None:
         """Switch to the other buffer, after the copies from it."""
-        self._events[self._side].record(self._stream)
+        with self._enqueuing:
+            self._events[self._side].record(self._stream)
         self._recorded[self._side] = True
         self._side, self._used = (self._side + 1) % SIDES, 0
         if self._recorded[self._side] and not self._events[self._side].done:
@@ -80,8 +91,16 @@ class Uploads:
 class Downloads:
     """Copies of arrays of a GPU to the host, through page-locked memory."""
 
-    def __init__(self, stream: Any, new_event: Callable[[], Any], host_array: Callable[[int, Any], Array], wait: Callable[[Any], None]) -> None:
-        self._stream, self._host_array, self._wait = stream, host_array, wait
+    def __init__(
+        self,
+        stream: Any,
+        new_event: Callable[[], Any],
+        host_array: Callable[[int, Any], Array],
+        wait: Callable[[Any], None],
+        enqueuing: AbstractContextManager[Any],
+    ) -> None:
+        """`enqueuing` is held while work is enqueued on `stream`."""
+        self._stream, self._host_array, self._wait, self._enqueuing = stream, host_array, wait, enqueuing
         self._new_event = new_event
         #: copies that may be incomplete, with their memory, which nothing else may use before: the caller may drop the result of `start`
         self._unfinished: deque[tuple[Any, list[Array]]] = deque()
@@ -90,10 +109,11 @@ class Downloads:
     def start(self, arrays: Sequence[Array]) -> Callable[[], list[Array]]:
         """Start the copies; the result waits for them, and returns NumPy arrays."""
         hosts = [self._host_array(array.size, array.dtype).reshape(array.shape) for array in arrays]
-        for array, host in zip(arrays, hosts, strict=True):
-            array.get(stream=self._stream, out=host, blocking=False)
         done = self._new_event()
-        done.record(self._stream)
+        with self._enqueuing:
+            for array, host in zip(arrays, hosts, strict=True):
+                array.get(stream=self._stream, out=host, blocking=False)
+            done.record(self._stream)
         with self._lock:
             while self._unfinished and self._unfinished[0][0].done:
                 self._unfinished.popleft()
@@ -107,7 +127,8 @@ class Downloads:
 
     def large_array(self, cupy: Any, array: Array) -> Array:
         """Return a NumPy copy of a large array; the host copies one piece while the GPU copies the next."""
-        flat = cupy.ascontiguousarray(array).reshape(-1)
+        with self._enqueuing:
+            flat = cupy.ascontiguousarray(array).reshape(-1)
         result = np.empty(flat.shape, array.dtype)
         step = LARGEST // array.itemsize
         buffers = [self._host_array(step, array.dtype) for _ in range(SIDES)]
@@ -116,8 +137,9 @@ class Downloads:
         for turn, start in enumerate([*starts, None]):
             if start is not None:
                 piece = flat[start : start + step]
-                piece.get(stream=self._stream, out=buffers[turn % SIDES][: piece.size], blocking=False)
-                events[turn % SIDES].record(self._stream)
+                with self._enqueuing:
+                    piece.get(stream=self._stream, out=buffers[turn % SIDES][: piece.size], blocking=False)
+                    events[turn % SIDES].record(self._stream)
             if turn:
                 before = starts[turn - 1]
                 try:

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +73,7 @@ class CudaDevice:
     tag = "gpu"
     #: raises if another rank has failed; called while the host waits for the device, and afterwards
     listen: Callable[[], None] | None = None
-    #: True during the capture of a graph
+    #: True during the capture of a graph, whose thread holds `lock`
     captures = False
 
     def __init__(self, index: int) -> None:
@@ -80,6 +81,9 @@ class CudaDevice:
         if not 0 <= index < count:
             raise PlacementError(f"gpu {index} does not exist: this machine has {counted(count, 'usable GPU')}")
         self.index = index
+        #: held during a capture, and while another thread enqueues work on the captured streams, which would become a part of the graph.
+        #: A thread that holds it acquires no other lock, and waits for the GPU only in array functions of CuPy.
+        self.lock = threading.RLock()
         self._cupy = importlib.import_module("cupy")
         _import_in_main_thread(index)
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
@@ -88,7 +92,7 @@ class CudaDevice:
             self.stream = self._cupy.cuda.Stream(non_blocking=True)
         #: the stream of the calls that are prepared, see `on`
         self._binding = self.stream
-        self._memory = CudaMemory(self._cupy, index, self.stream)
+        self._memory = CudaMemory(self._cupy, index, self.stream, self.lock)
         self._scratches: dict[int, Scratch] = {}
         self._graphs: WeakSet[CapturedGraph] = WeakSet()
         self._arrivals: list[Arrivals] = []
@@ -189,8 +193,9 @@ class CudaDevice:
         """Capture prepared calls as a graph; nothing runs before the graph is launched.
 
         The calls must not allocate memory, wait, or call libraries through CuPy.  Their error is raised, and the device stays usable.
+        Other threads that enqueue work on this device wait until the end of the capture.
         """
-        with current_stream(self._cupy, self.index, self.stream):
+        with self.lock, current_stream(self._cupy, self.index, self.stream):
             self.captures = True
             try:
                 graph = captured(self._cupy, self.stream, calls)
@@ -219,11 +224,11 @@ class CudaDevice:
 
     @cached_property
     def _uploads(self) -> Uploads:
-        return Uploads(self.stream, self.new_event, self.host_array, self.wait)
+        return Uploads(self.stream, self.new_event, self.host_array, self.wait, self.lock)
 
     @cached_property
     def _downloads(self) -> Downloads:
-        return Downloads(self.stream, self.new_event, self.host_array, self.wait)
+        return Downloads(self.stream, self.new_event, self.host_array, self.wait, self.lock)
 
     @cached_property
     def _copying(self) -> Any:
@@ -234,13 +239,15 @@ class CudaDevice:
         if not target.size:
             return
         if not isinstance(value, np.ndarray):  # an array of this GPU
-            target[...] = value
+            with self.lock:
+                target[...] = value
             return
         # CuPy copies from the host to contiguous arrays only
         contiguous = target if target.flags.c_contiguous else self._cupy.empty(target.shape, target.dtype)
         self._uploads.copy(contiguous, value)
         if contiguous is not target:
-            target[...] = contiguous
+            with self.lock:
+                target[...] = contiguous
 
     def feeder(self, targets: Sequence[Array]) -> Feeder:
         """Return the copies of a step's arguments to `targets`, concurrent with the kernels of the step before."""
@@ -279,23 +286,27 @@ class CudaDevice:
 
     def fetch(self, source: Array, host: Array) -> None:
         """Copy `source` to page-locked memory; complete on return."""
-        source.get(stream=self.stream, out=host, blocking=False)
+        with self.lock:
+            source.get(stream=self.stream, out=host, blocking=False)
         self.wait(self.stream)
 
     def fetch_later(self, source: Array, host: Array, done: Any) -> None:
         """Start a copy of `source` to page-locked memory; the event `done` marks its end."""
-        source.get(stream=self.stream, out=host, blocking=False)
-        done.record(self.stream)
+        with self.lock:
+            source.get(stream=self.stream, out=host, blocking=False)
+            done.record(self.stream)
 
     def put_later(self, target: Array, host: Array, done: Any) -> None:
         """Start a copy of page-locked memory to `target`; the event `done` marks its end."""
-        target.set(host, stream=self.stream)
-        done.record(self.stream)
+        with self.lock:
+            target.set(host, stream=self.stream)
+            done.record(self.stream)
 
     def put(self, target: Array, host: Array) -> None:
         """Copy page-locked memory to `target`; complete on return."""
         # the default is the legacy stream, which is not ordered with this device's stream
-        target.set(host, stream=self.stream)
+        with self.lock:
+            target.set(host, stream=self.stream)
         self.wait(self.stream)
 
     # ---------------------------------------------------------------- waits
@@ -308,12 +319,20 @@ class CudaDevice:
         self.wait(self.stream)
         self.wait(self.communication)
 
+    @property
+    def is_idle(self) -> bool:
+        """True if all kernels have ended."""
+        with self.lock:  # a query of a captured stream invalidates the capture
+            return bool(self.stream.done)
+
     def wait(self, point: Any) -> None:
         """Wait for a stream or an event; raise the error of a failed rank, whose messages never arrive.
 
         Raises: KernelFailure if a kernel has failed.
         """
         try:
+            if isinstance(point, self._cupy.cuda.Stream):
+                point = self._end(point)
             if self.listen is None:
                 point.synchronize()
             else:
@@ -329,6 +348,13 @@ class CudaDevice:
                     self.after_waits.remove(reference)
             else:
                 method()
+
+    def _end(self, stream: Any) -> Any:
+        """Return an event after the work of a stream; threads may wait for it during a capture, which a wait for the stream invalidates."""
+        done = self.new_event()
+        with self.lock:
+            done.record(stream)
+        return done
 
     def _wait_and_listen(self, point: Any, listen: Callable[[], None]) -> None:
         looks = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from jobflow.core.types import Array
@@ -22,8 +23,9 @@ class CudaMemory:
     A slab is freed with the last buffer in it.  Its memory is used once, so it is zero.
     """
 
-    def __init__(self, cupy: Any, index: int, stream: Any) -> None:
-        self._cupy, self._index, self._stream = cupy, index, stream
+    def __init__(self, cupy: Any, index: int, stream: Any, lock: AbstractContextManager[Any]) -> None:
+        """`lock` is held while work is enqueued on `stream`."""
+        self._cupy, self._index, self._stream, self._lock = cupy, index, stream, lock
         self._slab: Array | None = None
         self._used = 0
 
@@ -43,11 +45,13 @@ class CudaMemory:
     def _zeros(self, nbytes: int) -> Array:
         try:
             # CuPy's pool has one free list per stream: a block is reused in stream order only
-            with current_stream(self._cupy, self._index, self._stream):
+            with self._lock, current_stream(self._cupy, self._index, self._stream):
                 array = self._cupy.zeros(nbytes, "uint8")
+                done = self._cupy.cuda.Event(disable_timing=True)
+                done.record(self._stream)
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             raise self._error(nbytes) from error
-        self._stream.synchronize()
+        done.synchronize()
         return array
 
     def require(self, nbytes: int) -> None:
