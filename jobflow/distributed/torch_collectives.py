@@ -199,7 +199,7 @@ def reduce_scatter_tensor(output: Tensor, input: Tensor, op: Any = ReduceOp.SUM,
     if members := group_of("reduce_scatter_tensor", group):
         members.tensors(output=output, input=input)
         _check_rows(members, "input", input, output)
-        members.reduce_scatter(output, input, _word(op))
+        members.reduce_scatter_parts(output, input, _word(op))
     return _done(async_op, output)
 
 

@@ -202,18 +202,17 @@ class Group:
         rows = through.rows([y.array for y in sources or ()]) if mine else through.empty(shape, dtype)
         self.write(x, through.spread(rows, source)[self.index])
 
-    def reduce_scatter(self, x: Tensor, sources: Sequence[Tensor] | Tensor, op: Any) -> None:
-        """Write row i of the reduced rows into x of the i-th rank.
-
-        The rows are tensors of the type of x, or the parts of one tensor along axis 0, or along its first axis.
-        """
+    def reduce_scatter(self, x: Tensor, sources: Sequence[Tensor], op: Any) -> None:
+        """Write row i of the reduced rows into x of the i-th rank; the rows are tensors of the type of x."""
         word = self.reduction(op, x.dtype)
-        through: HostCollectives | NcclCollectives
-        if isinstance(sources, TensorBase):
-            through = self.collectives(sources)
-            rows = sources.array.reshape(self.size, *x.tensor_type.shape)
-        else:
-            through, rows = self._stacked(sources, x.tensor_type)
+        self._scatter_reduced(x, *self._stacked(sources, x.tensor_type), word)
+
+    def reduce_scatter_parts(self, x: Tensor, source: Tensor, op: Any) -> None:
+        """Write row i of the reduced rows into x of the i-th rank; the rows are the parts of `source` along axis 0, or along its first axis."""
+        word = self.reduction(op, x.dtype)
+        self._scatter_reduced(x, self.collectives(source), source.array.reshape(self.size, *x.tensor_type.shape), word)
+
+    def _scatter_reduced(self, x: Tensor, through: HostCollectives | NcclCollectives, rows: Array, word: str) -> None:
         if word in FOLDS:
             self.write(x, through.folded(through.stacked(rows[None]), word)[self.index])
             return

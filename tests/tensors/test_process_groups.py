@@ -171,6 +171,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a missing rank": (lambda: dist.broadcast(X), "src is missing"),
     "two ranks": (lambda: dist.broadcast(X, 0, group_src=0), "not both"),
     "an incomplete list": (lambda: dist.all_gather([], X), "one per rank"),
+    "a tensor instead of a list": (lambda: dist.reduce_scatter(X, X), "one per rank"),  # type: ignore[arg-type]
     "another shape": (lambda: dist.all_gather([flow.zeros(3)], X), "float32\\[3\\]"),
     "no list": (lambda: dist.all_gather(3, X), "list"),  # type: ignore[arg-type]
     "another whole": (lambda: dist.all_gather_into_tensor(flow.zeros(3), X), "output_tensor"),
