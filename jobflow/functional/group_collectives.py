@@ -208,7 +208,7 @@ class Group:
         self._scatter_reduced(x, *self._stacked(sources, x.tensor_type), word)
 
     def reduce_scatter_parts(self, x: Tensor, source: Tensor, op: Any) -> None:
-        """Write row i of the reduced rows into x of the i-th rank; the rows are the parts of `source` along axis 0, or along its first axis."""
+        """Write part i of the reduced tensors into x of the i-th rank, which has the shape of a part along axis 0."""
         word = self.reduction(op, x.dtype)
         self._scatter_reduced(x, self.collectives(source), source.array.reshape(self.size, *x.tensor_type.shape), word)
 
