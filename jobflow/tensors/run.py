@@ -176,7 +176,11 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared
 def _gpu_of_inputs(op: Op, inputs: Sequence[TensorBase]) -> EagerGpu | None:
     """Return the GPU that holds the inputs of an operation; raise PlacementError with the user's line if they are on several devices."""
     try:
-        return gpu_of_operation(op, [getattr(x, "_array", None) for x in inputs])
+        try:
+            return gpu_of_operation(op, [getattr(x, "_array", None) for x in inputs])
+        except PlacementError:
+            common_placement(op, inputs)  # global tensors need another remedy
+            raise
     except JobflowError as error:
         raise with_line(error, op) from None
 

@@ -245,6 +245,8 @@ class TestIndicesAndResults:
         assert x.tolist() == [[3, 3], [2, 3], [3, 3]]
         with pytest.raises(PlacementError, match=r"different devices \(cpu, cuda:0\)"):
             flow.ones(3)[rows.cuda()]
+        with pytest.raises(PlacementError, match=r"gather at .*: the inputs are local and global tensors"):
+            flow.ones(3, placement=flow.placement("cuda", [0]), sbp=flow.sbp.broadcast)[rows]
         y = flow.zeros(3, device="cuda").index_put((rows,), flow.ones(2, device="cuda"))
         assert y.tolist() == [1, 0, 1]
 
