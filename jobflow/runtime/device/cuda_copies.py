@@ -157,7 +157,7 @@ class Feeder:
     """Copies of a step's arguments to fixed arrays of a GPU, concurrent with the step before.
 
     The arguments are copied into one of two page-locked blocks.  Copies on a stream of their own bring the block to the GPU, and copies
-    within the GPU bring each argument to its array.  The host waits only if the GPU is two steps behind.
+    within the GPU bring each argument to its array.  The host waits if the GPU is two steps behind.
 
     Adjacent small arguments are brought by one copy.  A large one is brought in pieces, while threads copy its next pieces into the block.  The
     GPU reads a large argument in page-locked memory itself; then the host waits for the copy.
