@@ -146,6 +146,15 @@ def test_large_arguments_are_split_and_page_locked_ones_are_read_by_the_gpu(devi
     assert len(sources) > 15 and not any(source is pinned or source.base is pinned for source in sources)
 
 
+def test_threads_copy_with_the_error_state_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_copies, "PIECE", 256)
+    source, target = np.full(1000, 1e300), np.empty(1000, np.float32)
+    with np.errstate(over="ignore"):
+        assert sum(piece.size for piece, _ in host_copies.copied_pieces(target, source)) == 1000 and np.isinf(target).all()
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError, match="overflow"):
+        list(host_copies.copied_pieces(target, source))
+
+
 def test_copies_of_arguments_wait_for_the_readers_of_their_block(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     feeder = device.feeder([device.allocate(24)])
     waits: list[Any] = []

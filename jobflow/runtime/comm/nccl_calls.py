@@ -111,7 +111,7 @@ class NcclLaunch:
         self._nccl, self._kernels, self._stream, self._enqueuing = nccl, device.stream, device.communication, device.lock
 
     def __call__(self, others: Sequence[NcclLaunch] = ()) -> None:
-        """NcclLaunch the calls, and those of `others`, as one group."""
+        """Launch the calls, and those of `others`, as one group."""
         self.usable()
         with self._enqueuing:
             self._ready.record(self._kernels)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
+from contextvars import copy_context
+from functools import partial
 
 import numpy as np
 
@@ -48,7 +50,7 @@ def copied_pieces(target: Array, source: Array) -> Iterator[tuple[Array, int]]:
     threads: list[threading.Thread] = []
     try:
         for k in range(min(THREADS, len(usable_cores()), len(pieces))):
-            threads.append(start_thread(work, f"copy {k}"))
+            threads.append(start_thread(partial(copy_context().run, work), f"copy {k}"))  # with the caller's numpy.errstate
         for piece, done in zip(pieces, complete, strict=True):
             done.wait()
             if errors:
