@@ -30,8 +30,9 @@ KEYS = (64, 128, 192, 1000, 1024)
 HEADS, QUERIES, SIZE = 2, 128, 64
 #: the logarithm of the sum of each row
 LOGARITHM = -100.0
-#: largest distance relative to the largest element: gradients of large elements of the keys cancel, after a library has rounded them to its type
-TOLERANCE = {"float32": 3e-3, "bfloat16": 0.3}
+#: largest distance of results, and of gradients, relative to the largest element.  The terms of the queries' gradient are near 100 and cancel, and
+#: a library rounds them to the type of its operands.
+TOLERANCE = {"float32": (3e-3, 3e-3), "bfloat16": (2e-2, 0.3)}
 
 
 def operands(keys: int, dtype: Any) -> list[Any]:
@@ -77,10 +78,10 @@ def main() -> None:
                 continue
             expected = in_float64(forward, (q, k, v))
             # the rounded result is an input of the gradient
-            far = max(distance((y, logarithms), expected), distance(gradients, in_float64(backward, (q, k, v, y, logarithms, dy))))
-            print("RESULT " + json.dumps({"keys": keys, "type": dtype.name, "distance": far}), flush=True)
-            if not far <= TOLERANCE[dtype.name]:
-                wrong.append(f"{keys} keys in {dtype.name}: {far:.2e}")
+            far = distance((y, logarithms), expected), distance(gradients, in_float64(backward, (q, k, v, y, logarithms, dy)))
+            print("RESULT " + json.dumps({"keys": keys, "type": dtype.name, "distance": far[0], "of gradients": far[1]}), flush=True)
+            if not all(own <= most for own, most in zip(far, TOLERANCE[dtype.name], strict=True)):
+                wrong.append(f"{keys} keys in {dtype.name}: {far[0]:.2e}, gradients {far[1]:.2e}")
     if wrong:
         raise SystemExit(f"attention is far from float64: {'; '.join(wrong)}")
     if stub:
