@@ -2,7 +2,7 @@
 
 python slowest_calls.py --out FILE.md [--small]
 
-A row is an instruction of the plan with its calls.  Bytes: each operand counted once.  A call that takes less
+The captured graph of the step is timed first.  A row is an instruction of the plan with its calls.  Bytes: each operand counted once.  A call that takes less
 time than its launch shows the time of the launch, about 10 microseconds.
 """
 
@@ -50,6 +50,22 @@ def executor_of_the_job() -> Executor:
     world = current_session().world
     assert world is not None
     return max(executors_of(world.ranks[0]).values(), key=lambda executor: len(executor.body))
+
+
+def graph_ms(executor: Executor) -> float:
+    """Return the median GPU time of the captured graphs of a step, in milliseconds."""
+    cupy = importlib.import_module("cupy")
+    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    times = []
+    for _ in range(TIMED):
+        begin.record(executor.device.stream)
+        for replays in executor.replays:
+            for function, arguments in replays.launches():
+                function(*arguments)
+        end.record(executor.device.stream)
+        end.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(begin, end))
+    return median(times)
 
 
 def timed_calls(executor: Executor, step: Any, batches: list[Any], turns: int) -> list[list[float]]:
@@ -122,6 +138,7 @@ def main() -> None:
         batches = workloads.batches(size, batch)
         step_timing.run_steps(step, batches, WARM, 0)
         executor = executor_of_the_job()
+        step_timing.emit(figure="graph", model=model, batch=batch, gpu_ms=graph_ms(executor))
         every = rows(executor, timed_calls(executor, step, batches, TIMED))
         with options.out.open("a", encoding="utf-8") as file:
             file.write("\n".join(table(f"{model}, batch {batch}, bfloat16", every)) + "\n")
