@@ -2,8 +2,8 @@
 
 python slowest_calls.py --out FILE.md [--small]
 
-The captured graph of the step is timed first.  A row is an instruction of the plan with its calls.  Bytes: each operand counted once.  A call that takes less
-time than its launch shows the time of the launch, about 10 microseconds.
+The captured graph of the step is timed first.  A row is an instruction of the plan with its calls.  Bytes: each operand counted once.  A call
+that takes less time than its launch shows the time of the launch, about 10 microseconds.
 """
 
 from __future__ import annotations
