@@ -34,7 +34,6 @@ ARRAY_FUNCTIONS = ("kernel",)
 _MATRICES = "cuSOLVER factorizes matrices"
 _UNKNOWN_SIZE = "the size of its result depends on the elements"
 _RECURRENCE = "a recurrence is a loop of products over the steps"
-_PATHS = "a dynamic program over the steps of a sequence"
 #: operations without a printed kernel -> the reason
 REASONS = {
     **dict.fromkeys(
@@ -48,7 +47,6 @@ REASONS = {
     "CachedAttention": "products with a number of rows that the host reads",
     "MaxPoolPick": "a second gradient, which no model of the examples needs",
     "UserGradient": "no plan contains it",
-    **dict.fromkeys(("CtcLoss", "CtcPaths", "CtcLossGrad", "CtcGreedyDecoder"), _PATHS),
 }
 
 

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="there is no 
 
 FULL = pytest.mark.full
 BOUND = (
+    *("ctc.CtcGreedyDecoder", "ctc.CtcLoss", "ctc.CtcLossGrad", "ctc.CtcPaths"),
     *("axes.Transpose", "index.BatchSegmentSum", "index.DimScatterAdd", "index.UnsortedSegmentSum", "layout_ops.PackPieces", "move.PadEdgesGrad"),
     *("move.Roll", "random_tensors.RandomInt", "random_tensors.RandomNormal", "random_tensors.TruncatedNormal", "row_update.RowUpdate"),
     *("running_extremes.CumExtreme", "scan.CumProdTail", "scan.CumSum", "scatter.Scatter", "scatter_reduce.ScatterMax", "search.SearchSorted"),

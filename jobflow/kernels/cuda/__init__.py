@@ -6,6 +6,7 @@
     cublas_products    matrix products, written directly to their output, by CuPy's cuBLAS
     cublaslt_products  the same by cublasLt, with the operations after a product in the same call; for stream capture
     convolution_kernels  convolutions and their gradients, without a copy of the windows
+    ctc_kernels        CTC losses, their gradients, and the greedy decoder
     moment_kernels     mean and variance of channels, for batch normalization
     pooling_kernels    pooling, one kernel per operation
     attention_kernels  attention and its gradients, without a value of [..., queries, keys]
@@ -26,6 +27,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.attention": ("attention_kernels", "cudnn_attention"),
     "ops.batch_norm": ("moment_kernels",),
     "ops.conv": ("convolution_kernels", "cudnn_convolution"),
+    "ops.ctc": ("ctc_kernels",),
     "ops.index": ("segment_kernels",),
     "ops.matmul": ("cublas_products", "cublaslt_products"),
     "ops.op": ("copy_kernels",),
