@@ -14,7 +14,7 @@ import pytest
 from on_device import TOLERANCE, cases, host_results, single
 
 from jobflow.core.types import bfloat16, float16, float32, float64, int8, int64, type_of, uint8
-from jobflow.kernels.cuda.ctc_kernels import CtcKernels, Stage, stages
+from jobflow.kernels.cuda.ctc_kernels import CtcKernels, CtcLaunch, launches
 from jobflow.kernels.cuda.ctc_text import print_classes, print_decoder, print_recursions
 from jobflow.kernels.cuda.kernel_text import THREADS
 from jobflow.ops.ctc import CtcGreedyDecoder, CtcLoss, CtcLossGrad, CtcPaths
@@ -28,18 +28,18 @@ class HostCtc:
     """Operations whose kernels are compiled together, and then run."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.runs = folder, list[list[Stage]]()
+        self.folder, self.runs = folder, list[list[CtcLaunch]]()
 
     def add(self, op: Op, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         assert CtcKernels().refuses(op, inputs, outputs) is None
-        self.runs.append(stages(op, laws.Bench().scratch, inputs, outputs, "NAME"))
+        self.runs.append(launches(op, laws.Bench().scratch, inputs, outputs, "NAME"))
 
     def run(self) -> None:
-        names = {text: f"ctc{k}" for k, text in enumerate(dict.fromkeys(stage.text for run in self.runs for stage in run))}
+        names = {text: f"ctc{k}" for k, text in enumerate(dict.fromkeys(launch.text for run in self.runs for launch in run))}
         loaded = host_cuda.library([text.replace("NAME", name) for text, name in names.items()], self.folder)
-        for stage in (stage for run in self.runs for stage in run):
-            name = stage.name.replace("NAME", names[stage.text])
-            host_cuda.launch(loaded, name, (min(stage.blocks, 2),), stage.block, stage.arguments)
+        for launch in (launch for run in self.runs for launch in run):
+            name = launch.name.replace("NAME", names[launch.text])
+            host_cuda.launch(loaded, name, (min(launch.blocks, 2),), launch.block, launch.arguments)
 
 
 def losses(x: Any, targets: Any, frames: Any, labels: Any, blank: int = 0, zero_infinity: bool = False) -> Iterator[Sample]:
@@ -81,7 +81,7 @@ def long_sequences() -> Iterator[Sample]:
     yield sample(CtcGreedyDecoder(), -random.permuted(np.arange(1200.0).reshape(2, 2, 300), axis=2), np.array([1, 9], np.int8))
 
 
-def checked(cases_of_all: Sequence[tuple[Sample, Sequence[Any]]], folder: Path) -> int:
+def compared(cases_of_all: Sequence[tuple[Sample, Sequence[Any]]], folder: Path) -> int:
     """Raise AssertionError unless kernels equal the operations, in different memory orders; return the number of cases."""
     host, results = HostCtc(folder), []
     for number, (case, arrays) in enumerate(cases_of_all):
@@ -101,14 +101,14 @@ def checked(cases_of_all: Sequence[tuple[Sample, Sequence[Any]]], folder: Path) 
 @COMPILED
 def test_kernels_equal_the_operations(tmp_path: Path) -> None:
     first = [next((c, a) for c, a in cases(cls) if a[0].dtype == bfloat16.numpy) for cls in (*LOSSES, CtcGreedyDecoder)]
-    assert checked([*first, *((case, case.arrays) for case in (*list(edges())[:6], *long_sequences()))], tmp_path) == 16
+    assert compared([*first, *((case, case.arrays) for case in (*list(edges())[:6], *long_sequences()))], tmp_path) == 16
 
 
 @pytest.mark.full
 @COMPILED
 def test_kernels_equal_the_operations_in_all_cases(tmp_path: Path) -> None:
     samples = [case for cls in (*LOSSES, CtcGreedyDecoder) for case in cases(cls)]
-    assert checked([*samples, *((case, case.arrays) for case in (*edges(), *long_sequences()))], tmp_path) > 60
+    assert compared([*samples, *((case, case.arrays) for case in (*edges(), *long_sequences()))], tmp_path) > 60
 
 
 @pytest.mark.full

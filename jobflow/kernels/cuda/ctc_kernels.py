@@ -21,7 +21,7 @@ Scratch = Callable[[tuple[int, ...], DType], Array]
 
 
 @dataclass(frozen=True)
-class Stage:
+class CtcLaunch:
     """A launch of a kernel: its text and name, the number of blocks without loops, the threads of a block, and the arguments."""
 
     text: str
@@ -45,14 +45,14 @@ class CtcKernels:
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         here, calls = compiler(int(outputs[0].device.id)), list[Call]()
-        for stage in stages(op, device.scratch, inputs, outputs):
-            arrays = [a for a in stage.arguments if not isinstance(a, np.integer)]
-            function = here.module(stage.text).function(stage.name)
-            calls.append((KernelLaunch(function, arrays), ((min(stage.blocks, here.blocks),), stage.block, stage.arguments)))
+        for launch in launches(op, device.scratch, inputs, outputs):
+            arrays = [a for a in launch.arguments if not isinstance(a, np.integer)]
+            function = here.module(launch.text).function(launch.name)
+            calls.append((KernelLaunch(function, arrays), ((min(launch.blocks, here.blocks),), launch.block, launch.arguments)))
         return calls
 
 
-def stages(op: Op, scratch: Scratch, inputs: Sequence[Array], outputs: Sequence[Array], name: str = NAME) -> list[Stage]:
+def launches(op: Op, scratch: Scratch, inputs: Sequence[Array], outputs: Sequence[Array], name: str = NAME) -> list[CtcLaunch]:
     """Return the launches that compute an operation, without any if the outputs have no elements; `name` begins the names of the kernels."""
     if not any(y.size for y in outputs):
         return []
@@ -62,17 +62,17 @@ def stages(op: Op, scratch: Scratch, inputs: Sequence[Array], outputs: Sequence[
     return _paths(op, scratch, inputs, outputs[0], name)
 
 
-def _paths(op: CtcLoss, scratch: Scratch, inputs: Sequence[Array], y: Array, name: str) -> list[Stage]:
+def _paths(op: CtcLoss, scratch: Scratch, inputs: Sequence[Array], y: Array, name: str) -> list[CtcLaunch]:
     x, targets = inputs[:2]
     steps, count, classes = x.shape
     states, longest = 2 * targets.shape[1] + 1, targets.shape[1]
     dtypes = [dtype_of(a.dtype) for a in inputs[:4]]
-    given = (*inputs[:4], *map(np.int64, (steps, count, classes, longest, op.blank)), *_steps(*inputs[:4]))
+    common = (*inputs[:4], *map(np.int64, (steps, count, classes, longest, op.blank)), *_steps(*inputs[:4]))
     threads = min(THREADS, -(-states // LANES) * LANES)
 
-    def recursions(kind: str, parts: int, *arguments: Any) -> Stage:
+    def recursions(kind: str, parts: int, *arguments: Any) -> CtcLaunch:
         text = print_recursions(dtypes, kind, name)
-        return Stage(text, f"{name}_recursions", parts * count, (threads,), (*given, *arguments, np.int32(threads)))
+        return CtcLaunch(text, f"{name}_recursions", parts * count, (threads,), (*common, *arguments, np.int32(threads)))
 
     if not isinstance(op, CtcLossGrad):
         alpha = scratch((count, 2, states), float64)
@@ -82,24 +82,24 @@ def _paths(op: CtcLoss, scratch: Scratch, inputs: Sequence[Array], y: Array, nam
     alpha, beta = (scratch((count, steps, states), float64) for _ in range(2))
     after, losses, links = scratch((count, 2, states), float64), scratch((count,), float64), scratch((count, max(longest, 1), 2), int64)
     rows, dloss = -(-steps * count // WARPS), inputs[4]
-    arguments = (*given, alpha, beta, losses, links, dloss, y, *_steps(dloss, y), np.int32(op.zero_infinity))
+    arguments = (*common, alpha, beta, losses, links, dloss, y, *_steps(dloss, y), np.int32(op.zero_infinity))
     return [
         recursions("gradient", 3, alpha, beta, after, losses, links),
-        Stage(print_classes(dtypes, name), f"{name}_classes", rows, (LANES, WARPS), arguments),
+        CtcLaunch(print_classes(dtypes, name), f"{name}_classes", rows, (LANES, WARPS), arguments),
     ]
 
 
-def _decoder(op: CtcGreedyDecoder, scratch: Scratch, inputs: Sequence[Array], outputs: Sequence[Array], name: str) -> list[Stage]:
+def _decoder(op: CtcGreedyDecoder, scratch: Scratch, inputs: Sequence[Array], outputs: Sequence[Array], name: str) -> list[CtcLaunch]:
     (x, lengths), (decoded, total) = inputs, outputs
     steps, count = x.shape[:2]
     text, sizes = print_decoder(dtype_of(x.dtype), dtype_of(lengths.dtype), name), tuple(map(np.int64, x.shape))
     best, largest = (scratch((count, max(steps, 1)), dtype) for dtype in (int64, float64))
     calls = []
     if steps:
-        calls.append(Stage(text, f"{name}_best", -(-steps * count // WARPS), (LANES, WARPS), (x, best, largest, *sizes, *_steps(x))))
+        calls.append(CtcLaunch(text, f"{name}_best", -(-steps * count // WARPS), (LANES, WARPS), (x, best, largest, *sizes, *_steps(x))))
     strides = (*_steps(lengths, decoded), *_steps(total)[:1])
     arguments = (best, largest, lengths, decoded, total, *sizes, *strides, np.int32(op.merge_repeated))
-    return [*calls, Stage(text, f"{name}_decoded", count, (THREADS,), arguments)]
+    return [*calls, CtcLaunch(text, f"{name}_decoded", count, (THREADS,), arguments)]
 
 
 def _steps(*arrays: Array) -> tuple[Any, ...]:
