@@ -1,8 +1,8 @@
 """Base classes of operations that repeat one step over time, and the loop over steps for arrays and for tensors.
 
 A step is a formula of named operands, `formula(f, e)`.  e("x:2") is block 2 of the hidden units of x at this step.  e("runs") is the condition that a
-sample has the step.  The result has the new values by name.  Kernels compute the formula with arrays, and compiled loops with expressions.  Second
-derivatives compute the formula by ordinary operations on tensors (`OverTime.composed`).
+sample has the step.  The result has the new values by name.  Kernels compute the formula with arrays.  Compiled loops and printed kernels
+compute it with expressions, and second derivatives by ordinary operations on tensors (`OverTime.composed`).
 """
 
 from __future__ import annotations

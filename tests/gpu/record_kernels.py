@@ -33,7 +33,6 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion  # noqa: E402
 ARRAY_FUNCTIONS = ("kernel",)
 _MATRICES = "cuSOLVER factorizes matrices"
 _UNKNOWN_SIZE = "the size of its result depends on the elements"
-_RECURRENCE = "a recurrence is a loop of products over the steps"
 #: operations without a printed kernel -> the reason
 REASONS = {
     **dict.fromkeys(
@@ -42,7 +41,6 @@ REASONS = {
     ),
     **dict.fromkeys(("UniqueWithCounts", "Argwhere", "OrdinalCodes"), _UNKNOWN_SIZE),
     "SampleClasses": "it sorts all classes by Thrust",
-    **dict.fromkeys(("Rnn", "RnnGrad", "Lstm", "LstmGrad", "Gru", "GruGrad"), _RECURRENCE),
     **dict.fromkeys(("WeightAssertion", "FiniteAssertion"), "an assertion on rows or triangles of its argument"),
     "CachedAttention": "products with a number of rows that the host reads",
     "MaxPoolPick": "a second gradient, which no model of the examples needs",

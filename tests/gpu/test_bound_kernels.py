@@ -23,6 +23,7 @@ BOUND = (
     *("axes.Transpose", "index.BatchSegmentSum", "index.DimScatterAdd", "index.UnsortedSegmentSum", "layout_ops.PackPieces", "move.PadEdgesGrad"),
     *("move.Roll", "random_tensors.RandomInt", "random_tensors.RandomNormal", "random_tensors.TruncatedNormal", "row_update.RowUpdate"),
     *("running_extremes.CumExtreme", "scan.CumProdTail", "scan.CumSum", "scatter.Scatter", "scatter_reduce.ScatterMax", "search.SearchSorted"),
+    *("recurrent.Gru", "recurrent.GruGrad", "recurrent.Lstm", "recurrent.LstmGrad", "recurrent.Rnn", "recurrent.RnnGrad"),
     *("slice_update.SliceWrite", "slices.Concat", "slices.SliceGrad", "source.Literal", "triangle.Tril", "cached_attention.WriteRows"),
 )
 

@@ -13,6 +13,7 @@
     cudnn_convolution  convolutions and their gradients by cuDNN, for images with the channels innermost
     cudnn_attention    the same by cuDNN, for operands on which its results are safe
     multi_tensor_kernels  elementwise operations of equal formula on several tensors, in one launch
+    recurrent_kernels  recurrences over time: a product and a kernel per step
     scan_kernels       running sums, products and extremes
     segment_kernels    sums of rows with equal indices, in a fixed order
     sort_kernels       sorts of lines of up to 2,048 elements
@@ -34,6 +35,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "kernels.cuda.epilogue_product": ("cublaslt_products",),
     "kernels.multi_tensor": ("multi_tensor_kernels",),
     "ops.pool": ("pooling_kernels",),
+    "ops.recurrent": ("recurrent_kernels",),
     "ops.row_update": ("segment_kernels",),
     "ops.running_extremes": ("scan_kernels",),
     "ops.sampled_classes": ("segment_kernels",),

@@ -79,19 +79,16 @@ def bind(
     """
     if any(target.size == 0 for target in targets):
         return []
-    here, scratch = compiler(index), list[Array]()
+    scratch = list[Array]()
 
     def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
         scratch.append(device.scratch(shape, dtype))
         return placeholders(scratch[-1:])[0]
 
     calls: list[Call] = []
-    passes_numbers = getattr(device, "passes_numbers", False)
     for ready in prepared(outputs, inputs, targets, allocate):
-        ready = replace(ready, passed=constants(tuple(ready.outputs))) if passes_numbers else ready
-        blocks, block, arguments = launched(ready)
-        function = here.module(ready.text(), exact).function(NAME)
-        calls.append((KernelLaunch(function, (*arrays, *scratch)), ((min(blocks, here.blocks),), block, arguments)))
+        kernel = compiled(device, index, ready, exact)
+        calls.append((KernelLaunch(kernel.function, (*arrays, *scratch)), (kernel.grid, kernel.block, kernel.arguments)))
     return calls
 
 
@@ -110,6 +107,26 @@ class PreparedKernel:
 
     def text(self, name: str = NAME) -> str:
         return print_kernel(lowered(self.outputs, NATIVE)[0], self.form, name, self.passed)
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A compiled kernel, and the arguments of its launch; the first `pointers` arguments are addresses of operands."""
+
+    function: Any
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    pointers: int
+
+
+def compiled(device: Binder, index: int, ready: PreparedKernel, exact: bool) -> CompiledKernel:
+    """Compile a prepared kernel for GPU `index`; see `bind`."""
+    here = compiler(index)
+    if getattr(device, "passes_numbers", False):
+        ready = replace(ready, passed=constants(tuple(ready.outputs)))
+    blocks, block, arguments = launched(ready)
+    return CompiledKernel(here.module(ready.text(), exact).function(NAME), (min(blocks, here.blocks),), block, arguments, len(ready.operands))
 
 
 @lru_cache(4096)
