@@ -9,8 +9,8 @@ A gradient walks the steps backwards.  Its states are the gradients of h and c, 
     step     gradients of the step, factors, dc = formula(sums, operands of the step)
     product  sums = factors w, the gradient of the state h before the step
 
-States, sums and factors are in scratch memory, in the type of the arithmetic.  The operands of the product are therefore the same in all steps, and
-float16 and bfloat16 results are rounded once, as by the kernels of the operations.  The kernels of the steps differ only in addresses.
+States, sums and factors are in scratch memory, in the type of the arithmetic.  The operands of the product are therefore the same in all steps.
+Results in float16 and bfloat16 are rounded once, as by the kernels of the operations.  The kernels of the steps differ only in addresses.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class StepProduct:
     y: Array
 
 
-class Schedule:
+class RecurrentSchedule:
     """The kernels and products of a recurrence or its gradient, in the order of their execution.
 
     `scratch` allocates memory.  Kernels have placeholders of arrays, and products the arrays.
@@ -267,7 +267,7 @@ class RecurrenceSteps(PerTarget):
         for k, target in enumerate(written):
             if any(overlaps(target, a) for a in read):
                 return f"output {k} shares memory with an input, but not element by element"
-        schedule, reasons = Schedule(op, read, written, _Unallocated()), list[str | None]()
+        schedule, reasons = RecurrentSchedule(op, read, written, _Unallocated()), list[str | None]()
         for part in schedule.parts(ends=2):
             if isinstance(part, StepProduct):
                 reasons.append(CublasProduct().refuses(part.op, [part.a, part.b], [part.y]))
@@ -277,7 +277,7 @@ class RecurrenceSteps(PerTarget):
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         assert isinstance(op, Recurrence | RecurrenceGrad)
-        schedule = Schedule(op, inputs, outputs, device.scratch)
+        schedule = RecurrentSchedule(op, inputs, outputs, device.scratch)
         product = schedule.product
         product_calls = bind(product.op, self.target, device, [product.a, product.b], [product.y])
         launches = StepLaunches(device, int(outputs[0].device.id), schedule.arrays, self.target.tier == "exact")
@@ -308,12 +308,12 @@ class StepLaunches:
     def launch(self, kernel: Kernel) -> Call:
         read = [kernel.inputs[k] for k in sorted(facts(kernel.outputs).types)]
         operands = [*read, *kernel.targets]
-        places = [address(a) for a in operands]
-        key = kernel.outputs, tuple([(a.shape, a.strides, place % WIDEST) for a, place in zip(operands, places, strict=True)])
+        addresses = [address(a) for a in operands]
+        key = kernel.outputs, tuple([(a.shape, a.strides, pointer % WIDEST) for a, pointer in zip(operands, addresses, strict=True)])
         compiled = self._known.get(key)
         if compiled is None:
             compiled = self._known[key] = fused.compiled(self._device, self._index, only_kernel(kernel), self._exact)
-        pointers = [np.int64(place) for place in places]
+        pointers = [np.int64(pointer) for pointer in addresses]
         # index operands are between inputs and outputs, and do not depend on memory
         last = compiled.pointers - len(kernel.targets)
         arguments = (*pointers[: len(read)], *compiled.arguments[len(read) : last], *pointers[len(read) :], *compiled.arguments[compiled.pointers :])
