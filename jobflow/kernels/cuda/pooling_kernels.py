@@ -23,7 +23,7 @@ from jobflow.kernels.cuda.pooling_tiles import TiledGradient, tiling
 from jobflow.kernels.cuda.primitives import from_memory, literal, stored_type, to_memory, value_type
 from jobflow.kernels.registry import register
 from jobflow.ops.op import Binder, Call, Op
-from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
+from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolPick
 from jobflow.ops.windows import Window
 
 NAME = "pooled"
@@ -80,14 +80,15 @@ def pooling_blocks(op: Op, arrays: Sequence[Array], most: int) -> int:
 
 class _Pooling:
     def __init__(self, op: Op, arrays: Sequence[Array]) -> None:
-        assert isinstance(op, MaxPool | MaxPoolGrad | AvgPool | AvgPoolGrad)
+        assert isinstance(op, MaxPool | MaxPoolGrad | MaxPoolPick | AvgPool | AvgPoolGrad)
         self.op, self.arrays = op, arrays
         self.window: Window = op.window
         self.dtype: DType = dtype_of(arrays[-1].dtype)
         self.value, self.vector = value_type(self.dtype), channels_at_once(arrays)
         self.axes = range(len(self.window.kernel))
         self.backward = isinstance(op, MaxPoolGrad | AvgPoolGrad)
-        self.names = ["x", "y", "dy", "dx"] if isinstance(op, MaxPoolGrad) else ["dy", "dx"] if self.backward else ["x", "y"]
+        others = ["dy", "dx"] if self.backward else ["x", "y"]
+        self.names = {MaxPoolGrad: ["x", "y", "dy", "dx"], MaxPoolPick: ["x", "y", "values", "picked"]}.get(type(op), others)
         image, pooled = (arrays[-1], arrays[-2]) if self.backward else (arrays[0], arrays[-1])
         self.image, self.pooled = tuple(image.shape[2:]), tuple(pooled.shape[2:])
         furthest = max(sum(abs(s) * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)) for a in arrays)
@@ -109,6 +110,10 @@ class _Pooling:
         yield from self._each(f"value[v] = {start};", "    ")
         if isinstance(self.op, AvgPool):
             yield "    int count = 0;"
+        if isinstance(self.op, MaxPoolPick):
+            yield self._load("largest", 1, "i")
+            yield f"    bool searching[{self.vector}];  // no earlier tap has the maximum"
+            yield from self._each("searching[v] = true;", "    ")
         for axis in self.axes:
             yield f"    for (int k{axis} = 0; k{axis} < {self.window.kernel[axis]}; ++k{axis}) {{"
             yield f"      {self._along_to_window(axis) if self.backward else self._along_to_image(axis, f'k{axis}', 'j')}"
@@ -155,6 +160,13 @@ class _Pooling:
                 ]
                 yield self._load("gradient", 0, "i")
                 yield from self._each(f"value[v] = value[v] + {self._of('gradient')} / ({self.value})({' * '.join(sizes)});")
+            case MaxPoolPick():
+                yield self._load("element", 0, "j")
+                yield f"      bool first[{self.vector}], some = false;"
+                yield from self._each(f"first[v] = searching[v] && {self._of('element')} == {self._of('largest')}, some = some || first[v];")
+                yield "      if (!some) continue;"
+                yield self._load("one", 2, "j")
+                yield from self._each(f"if (first[v]) value[v] = value[v] + {self._of('one')}, searching[v] = false;")
             case MaxPoolGrad():
                 yield from self._tap_of_maximum()
 
@@ -216,5 +228,5 @@ class _Pooling:
         return from_memory(f"{name}.at[v]", self.dtype)
 
 
-for _op in (MaxPool, MaxPoolGrad, AvgPool, AvgPoolGrad):
+for _op in (MaxPool, MaxPoolGrad, MaxPoolPick, AvgPool, AvgPoolGrad):
     register(_op, "cuda", "nvrtc", PoolingKernel())
