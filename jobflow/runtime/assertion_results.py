@@ -97,7 +97,7 @@ class AssertionResults:
         if self._prints:
             from jobflow.kernels.cuda.assertion_kernels import assertion_launches
 
-            launches = assertion_launches(instruction.op, self._device.index, arrays, self._device.allocate)
+            launches = assertion_launches(instruction.op, self._device.index, arrays, self._device.allocate, self._device.scratch)
         return [(instruction.op.note, (self._device.xp, *arrays))] if launches is None else launches
 
     def gather(self, comm: Communicator) -> Transfers:

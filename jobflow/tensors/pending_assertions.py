@@ -64,7 +64,8 @@ class PendingAssertions:
         """Return the launches of printed kernels, or a call of array functions for operations and arrays without such kernels."""
         printed = None
         if self._gpu.target.tier == "nvrtc":
-            printed = assertion_launches(op, self._gpu.index, arrays, lambda nbytes: self._latest.view("uint8")[:nbytes])
+            latest = self._latest.view("uint8")
+            printed = assertion_launches(op, self._gpu.index, arrays, lambda nbytes: latest[:nbytes], self._gpu.scratch)
         return [(op.note, (self._gpu.xp, *arrays))] if printed is None else printed
 
     @property
