@@ -23,7 +23,7 @@ from jobflow.kernels.cuda.fused import placeholders
 from jobflow.kernels.cuda.kernel_form import CHUNK, WIDEST
 from jobflow.kernels.cuda.kernel_text import THREADS
 from jobflow.kernels.cuda.launches import KernelLaunch
-from jobflow.kernels.cuda.segment_text import BITS, DIGITS, TILE, print_segments, print_sort
+from jobflow.kernels.cuda.segment_text import BITS, BY_TILES, DIGITS, TILE, print_segments, print_sort
 from jobflow.kernels.region import expression_on
 from jobflow.kernels.registry import at, register
 from jobflow.ops.index import BatchSegmentSum, DimScatterAdd, UnsortedSegmentSum
@@ -33,7 +33,8 @@ from jobflow.ops.sampled_classes import AddLocalRows
 from jobflow.ops.scatter import Scatter
 from jobflow.ops.scatter_reduce import ScatterReduce
 
-_MOST = (1 << 31) - TILE
+#: entries of a sort are fewer
+MOST_ENTRIES = (1 << 31) - TILE
 #: prepares a launch: launcher(text, function, blocks, arguments)
 Launch = Callable[[str, str, int, tuple[Any, ...]], Call]
 Scratch = Callable[[tuple[int, ...], DType], Array]
@@ -70,23 +71,31 @@ def segments_of(op: Op, data: TensorType, ids: TensorType, y: TensorType) -> Seg
     return Segments(before, ids.size, size, after, (ids.size,), f.cast(f.where(inside, local, size), int32))
 
 
-def launches_of_sort(launch: Launch, scratch: Scratch, keys: Array, segments: int) -> tuple[list[Call], Array, Array]:
-    """Return the launches that sort the entries by their `keys`, the array of sorted entries, and the array of the segments' bounds."""
+def launches_of_order(launch: Launch, scratch: Scratch, keys: Array, bits: int) -> tuple[list[Call], Array, Array]:
+    """Return the launches of a stable sort of the entries by the lowest `bits` bits of `keys`, which they may overwrite.
+
+    Returns also the arrays of the sorted keys and of the sorted entries.
+    """
     text, count = print_sort(), int(keys.size)
-    tiles, bits = max(-(-count // TILE), 1), segments.bit_length()
+    tiles = max(-(-count // TILE), 1)
     sorted_keys, order, new_order = (scratch((max(count, 1),), int32) for _ in range(3))
-    totals, bounds = scratch((DIGITS * tiles,), int32), scratch((segments + 1,), int32)
-    calls: list[Call] = []
     if tiles == 1:
-        calls.append(launch(text, "tile_sort", 1, (keys, sorted_keys, order, np.int32(count), np.int32(bits))))
-        keys = sorted_keys
-    for shift in range(0, bits if tiles > 1 else 0, BITS):
+        return [launch(text, "tile_sort", 1, (keys, sorted_keys, order, np.int32(count), np.int32(bits)))], sorted_keys, order
+    totals, calls = scratch((DIGITS * tiles,), int32), list[Call]()
+    for shift in range(0, bits, BITS):
         size = (np.int32(count), np.int32(shift))
         calls.append(launch(text, "digit_counts", tiles, (keys, totals, *size)))
         calls.append(launch(text, "digit_offsets", 1, (totals, np.int32(DIGITS * tiles))))
         calls.append(launch(text, "digit_moves", tiles, (keys, order, totals, sorted_keys, new_order, *size, np.int32(shift == 0))))
         keys, sorted_keys, order, new_order = sorted_keys, keys, new_order, order
-    calls.append(launch(text, "segment_bounds", -(-(segments + 1) // THREADS), (keys, bounds, np.int32(count), np.int32(segments))))
+    return calls, keys, order
+
+
+def launches_of_sort(launch: Launch, scratch: Scratch, keys: Array, segments: int) -> tuple[list[Call], Array, Array]:
+    """Return the launches that sort the entries by their `keys`, the array of sorted entries, and the array of the segments' bounds."""
+    calls, keys, order = launches_of_order(launch, scratch, keys, segments.bit_length())
+    bounds, size = scratch((segments + 1,), int32), (np.int32(keys.size), np.int32(segments))
+    calls.append(launch(print_sort(), "segment_bounds", -(-(segments + 1) // THREADS), (keys, bounds, *size)))
     return calls, order, bounds
 
 
@@ -124,7 +133,7 @@ class SegmentSums:
 
 def _too_many(op: Op, data: Array, ids: Array, y: Array) -> str | None:
     of = segments_of(op, *map(type_of, (data, ids, y)))
-    if max(of.entries, of.segments) >= _MOST:
+    if max(of.entries, of.segments) >= MOST_ENTRIES:
         return f"{of.entries} entries or {of.segments} segments exceed 32-bit indices"
     return None
 
@@ -155,7 +164,7 @@ def bound_sums(
     if not y.size:
         return [], None
     of, index = segments_of(op, *map(type_of, (data, ids, y))), int(y.device.id)
-    launch = _launcher(index)
+    launch = launcher(index)
     before, data = _dense(device, index, data)
     more, ids = _dense(device, index, ids)
     if x is not None:
@@ -172,12 +181,13 @@ def bound_sums(
     return [*before, *more, *computed, *sort, launches_of_sums(launch, of, operands, order, bounds, together), *after], bounds
 
 
-def _launcher(index: int) -> Launch:
+def launcher(index: int) -> Launch:
+    """Return a function that prepares the launches of kernels on GPU `index`."""
     here = compiler(index)
 
     def launch(text: str, name: str, blocks: int, arguments: tuple[Any, ...]) -> Call:
-        # blocks of the sort have a tile each; blocks of sums loop over the remaining elements
-        grid = min(blocks, here.blocks) if name in ("segment_sums", "segment_bounds") else blocks
+        # blocks of the sort have a tile each; other blocks loop over the remaining elements
+        grid = blocks if name in BY_TILES else min(blocks, here.blocks)
         arrays = [a for a in arguments if not isinstance(a, np.generic)]
         values = tuple(a if isinstance(a, np.generic) else np.int64(address(placeholders([a])[0])) for a in arguments)
         return KernelLaunch(here.module(text).function(name), arrays), ((max(grid, 1),), (THREADS,), values)

@@ -22,6 +22,8 @@ DIGITS = 1 << BITS
 #: entries of a tile, and entries that a thread of its block handles
 TILE = 2048
 ITEMS = TILE // THREADS
+#: kernels of the sort, whose blocks have a tile each
+BY_TILES = ("tile_sort", "digit_counts", "digit_offsets", "digit_moves")
 #: rows that are read before they are added
 AHEAD = 8
 
