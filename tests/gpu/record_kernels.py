@@ -40,10 +40,6 @@ REASONS = {
         _MATRICES,
     ),
     **dict.fromkeys(("UniqueWithCounts", "Argwhere", "OrdinalCodes"), _UNKNOWN_SIZE),
-    "SampleClasses": "it sorts all classes by Thrust",
-    **dict.fromkeys(("WeightAssertion", "FiniteAssertion"), "an assertion on rows or triangles of its argument"),
-    "CachedAttention": "products with a number of rows that the host reads",
-    "MaxPoolPick": "a second gradient, which no model of the examples needs",
     "UserGradient": "no plan contains it",
 }
 

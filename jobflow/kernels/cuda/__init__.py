@@ -10,11 +10,13 @@
     moment_kernels     mean and variance of channels, for batch normalization
     pooling_kernels    pooling, one kernel per operation
     attention_kernels  attention and its gradients, without a value of [..., queries, keys]
+    cached_attention_kernels  attention of new tokens to a cache of keys and values
     cudnn_convolution  convolutions and their gradients by cuDNN, for images with the channels innermost
     cudnn_attention    the same by cuDNN, for operands on which its results are safe
     multi_tensor_kernels  elementwise operations of equal formula on several tensors, in one launch
     recurrent_kernels  recurrences over time: a product and a kernel per step
     scan_kernels       running sums, products and extremes
+    sampled_class_kernels  samples of classes, in the order of random numbers
     segment_kernels    sums of rows with equal indices, in a fixed order
     sort_kernels       sorts of lines of up to 2,048 elements
 
@@ -27,6 +29,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.adaptive_pool": ("adaptive_kernels",),
     "ops.attention": ("attention_kernels", "cudnn_attention"),
     "ops.batch_norm": ("moment_kernels",),
+    "ops.cached_attention": ("cached_attention_kernels",),
     "ops.conv": ("convolution_kernels", "cudnn_convolution"),
     "ops.ctc": ("ctc_kernels",),
     "ops.index": ("segment_kernels",),
@@ -38,7 +41,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.recurrent": ("recurrent_kernels",),
     "ops.row_update": ("segment_kernels",),
     "ops.running_extremes": ("scan_kernels",),
-    "ops.sampled_classes": ("segment_kernels",),
+    "ops.sampled_classes": ("segment_kernels", "sampled_class_kernels"),
     "ops.scan": ("scan_kernels",),
     "ops.scatter": ("segment_kernels",),
     "ops.scatter_reduce": ("segment_kernels",),

@@ -64,7 +64,7 @@ static __device__ float kept(long long element, unsigned long long stream) {
   return random_word(element, stream) >= ${THRESHOLD}U ? ${FACTOR} : 0.0f;
 }""")
 
-_SUM_OF_ROW = """static __device__ float sum_of_row(float x) {  // of the 16 lanes of a row, in a fixed order
+SUM_OF_ROW = """static __device__ float sum_of_row(float x) {  // of the 16 lanes of a row, in a fixed order
   for (int half = 8; half > 0; half /= 2) x = x + __shfl_xor_sync(0xffffffff, x, half);
   return x;
 }
@@ -304,7 +304,7 @@ def backward_tile(e: int, f: int) -> tuple[int, int]:
     return next((m, n) for m, n in TILES if 4 * ((m + n) * ((e | 1) + (f | 1)) + 2 * m * (n | 1) + 1) <= SHARED)
 
 
-def _column(size: int) -> str:
+def thread_column(size: int) -> str:
     """Return the C expression of a thread's column j, limited to a tile whose width is not a multiple of SIDE."""
     return f"tx + {SIDE} * j" if size % SIDE == 0 else f"min(tx + {SIDE} * j, {size - 1})"
 
@@ -345,7 +345,7 @@ class AttentionText:
         words = self._words()
         bodies = {self.name: FORWARD} if self.is_forward else {f"{self.name}_{part}": body for part, body in BACKWARD.items()}
         texts = [f"{self._head(name)} {{{body.substitute(words)}}}\n" for name, body in bodies.items()]
-        body = "\n\n".join([_SUM_OF_ROW, *([self._random()] if self.op.rate else []), *texts])
+        body = "\n\n".join([SUM_OF_ROW, *([self._random()] if self.op.rate else []), *texts])
         return with_functions(body)
 
     def _head(self, name: str) -> str:
@@ -393,7 +393,7 @@ class AttentionText:
         sizes = {"BM": m, "BN": n, "E": e, "F": f, "L": self.queries, "S": self.keys, "SIDE": SIDE, "THREADS": THREADS}
         words: dict[str, Any] = {**pads, **counts, **sizes, "NEGATIVE": literal(-math.inf, float32)}
         words |= {"ROW_TILES": rows, "COLUMN_TILES": columns, "SCALE": literal(self.op.scale, float32), "SCORE": self._score()}
-        words |= {"EJ": _column(e), "FJ": _column(f)}
+        words |= {"EJ": thread_column(e), "FJ": thread_column(f)}
         words["FLAG"] = "\n  static __shared__ int more;" if self._fills else ""
         words |= {"Q": self._value("q", "(r0 + r)", "e"), "K": self._value("k", "(c0 + c)", "e"), "V": self._value("v", "(c0 + c)", "f")}
         group = f"const long long group = h / {self.heads // self.groups};"
