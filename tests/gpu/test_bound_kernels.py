@@ -25,6 +25,7 @@ BOUND = (
     *("running_extremes.CumExtreme", "scan.CumProdTail", "scan.CumSum", "scatter.Scatter", "scatter_reduce.ScatterMax", "search.SearchSorted"),
     *("recurrent.Gru", "recurrent.GruGrad", "recurrent.Lstm", "recurrent.LstmGrad", "recurrent.Rnn", "recurrent.RnnGrad"),
     *("slice_update.SliceWrite", "slices.Concat", "slices.SliceGrad", "source.Literal", "triangle.Tril", "cached_attention.WriteRows"),
+    *("cached_attention.CachedAttention", "pool.MaxPoolPick", "sampled_classes.SampleClasses"),
 )
 
 

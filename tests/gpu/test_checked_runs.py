@@ -14,10 +14,11 @@ import pytest
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import nn
-from jobflow.core.errors import AxisError, JobError, PlanError
+from jobflow.core.errors import AxisError, JobError, JobflowError, PlanError
 from jobflow.core.types import bfloat16
 from jobflow.engine.session import current_session
 from jobflow.kernels.cuda.anomaly_kernels import PART, anomaly_search
+from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.program.commands import executors_of
 from jobflow.runtime.comm import nccl_order
 from jobflow.runtime.device.cuda_device import CudaDevice
@@ -256,3 +257,20 @@ def test_sums_of_nccl_are_fixed_before_its_start_only(monkeypatch: pytest.Monkey
     del nccl_order.os.environ["NCCL_ALGO"]
     nccl_order.fix_order()
     assert "comes too late for the sums of NCCL" in capsys.readouterr().err
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("gpu")
+def test_eager_assertions_on_rows_and_triangles_report_the_first_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RuntimeAssertion, "note", None)  # array functions
+
+    def tensor(*rows: list[float]) -> Any:
+        return flow.tensor(np.array(rows, np.float32), device="cuda")
+
+    assert flow.multinomial(tensor([0, 1, 0], [3, 0, 0]), 1).tolist() == [[1], [0]]
+    for weights, message in (([3, 0, 0], r"fewer than 2 weights of row \[1\] are positive"), ([3, -1, 5], r"weight -1.0 at \[1, 1\] is negative")):
+        with pytest.raises(JobflowError, match=message):
+            flow.multinomial(tensor([0, 1, 2], weights), 2).tolist()
+    flow.linalg.eigh(tensor([1, np.nan], [0, 2])).eigenvalues.tolist()
+    with pytest.raises(JobflowError, match=r"element nan at \[1, 0\] of A is NaN or infinite"):
+        flow.linalg.eigh(tensor([1, 0], [np.nan, 2])).eigenvalues.tolist()
