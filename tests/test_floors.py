@@ -319,6 +319,8 @@ CUPY = re.compile(r"(?:cupy|cupyx|cupy_backends)(?:\.\w+)*")
 
 def cupy_names(source: str) -> Iterator[int]:
     """Yield the lines that import CuPy, or name one of its modules in a string."""
+    if "cupy" not in source:
+        return
     tree = ast.parse(source)
     ignored = documentation(tree)
     for node in ast.walk(tree):

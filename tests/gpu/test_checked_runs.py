@@ -15,7 +15,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import nn
 from jobflow.core.errors import AxisError, JobError, JobflowError, PlanError
-from jobflow.core.types import bfloat16
+from jobflow.core.types import DType, bfloat16, float16, float32, float64
 from jobflow.engine.session import current_session
 from jobflow.kernels.cuda.anomaly_kernels import PART, anomaly_search
 from jobflow.ops.runtime_assertions import RuntimeAssertion
@@ -115,23 +115,23 @@ def test_synchronous_run_names_the_instruction_of_a_failed_kernel(gpu: None, mon
         failing.launched = False
 
 
-def test_search_finds_nan_and_infinity_in_arrays_of_any_layout_and_type(gpu: None) -> None:
+@pytest.mark.parametrize("dtype", [float32, bfloat16, *(pytest.param(dtype, marks=pytest.mark.full) for dtype in (float64, float16))], ids=str)
+def test_search_finds_nan_and_infinity_in_arrays_of_any_layout_and_type(gpu: None, dtype: DType) -> None:
     device = CudaDevice(0)
     device.activate()
-    for dtype in (np.float64, np.float32, np.float16, bfloat16.numpy):
-        whole = device.constant(np.zeros((2, PART // 2 + 5, 6), np.float32).astype(dtype))
-        views = [whole[:, :, :3], whole[1, ::2, 3:].T, whole[:1, :7, ::2]]
-        for view, value in ((views[0], np.nan), (views[1], np.inf), (views[2], -np.inf), (views[2], np.nan)):
-            flags = device.constant(np.zeros(2, np.int64))
-            call = anomaly_search(0, views, flags, device.constant)
-            assert call is not None
-            whole[0, 0, 5] = np.nan  # in no view
-            call[0](*call[1])
-            assert not device.to_host(flags).any(), "the arrays are finite"
-            view[(-1,) * view.ndim] = value
-            call[0](*call[1])
-            assert device.to_host(flags).tolist() == [np.isnan(value), np.isinf(value)], (dtype, value)
-            whole[...] = 0
+    whole = device.constant(np.zeros((2, PART // 2 + 5, 6), np.float32).astype(dtype.numpy))
+    views = [whole[:, :, :3], whole[1, ::2, 3:].T, whole[:1, :7, ::2]]
+    for view, value in ((views[0], np.nan), (views[1], np.inf), (views[2], -np.inf), (views[2], np.nan)):
+        flags = device.constant(np.zeros(2, np.int64))
+        call = anomaly_search(0, views, flags, device.constant)
+        assert call is not None
+        whole[0, 0, 5] = np.nan  # in no view
+        call[0](*call[1])
+        assert not device.to_host(flags).any(), "the arrays are finite"
+        view[(-1,) * view.ndim] = value
+        call[0](*call[1])
+        assert device.to_host(flags).tolist() == [np.isnan(value), np.isinf(value)], value
+        whole[...] = 0
 
 
 @pytest.mark.full

@@ -173,6 +173,8 @@ def with_attention(program: Traced, outputs: Sequence[Value], target: Target) ->
 
 def merge_attention(program: Traced, outputs: Sequence[Value], target: Target) -> tuple[Traced, Sequence[Value]]:
     """Replace chains by `Attention` if the target has a kernel for it; return the program and its outputs."""
+    if not any(type(node.op) in (Softmax, CausalSoftmax) for node in program.nodes):
+        return program, outputs  # before the registry imports modules of kernels
     if not registry.has_own(Attention, target):
         return program, outputs
     chains = _chains(program, outputs, target)
