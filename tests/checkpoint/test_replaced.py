@@ -23,7 +23,7 @@ from jobflow.storage import store
 from jobflow.storage.series import Series
 
 series = Series(Path(sys.argv[1]), keep_last=1)
-ending, step = time.monotonic() + 3, 1
+ending, step = time.monotonic() + 1.5, 1
 while time.monotonic() < ending:
     step += 1
     store.save(series.path_of(step), {"a": np.full(200_000, step, np.float32), "b": np.full(9, step)}, {"step": step})

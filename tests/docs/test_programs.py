@@ -48,9 +48,12 @@ def run(block: Block, folder: Path, *launcher: str, **more: str) -> str:
 
 
 def chosen(words: tuple[str, ...]) -> list[object]:
-    """All programs that may run so; those without any of the words only with --full, and not if each rank would print the shown output."""
+    """All programs that may run so, but not if each rank would print the shown output.
+
+    Programs without any of the words run only with --full, and so do programs with a record, which run as several ranks there.
+    """
     free = [block for block in PROGRAMS if block.page not in FOUR and (block.output is None or any(word in block.text for word in words))]
-    return [pytest.param(b, id=str(b), marks=() if any(w in b.text for w in words) else pytest.mark.full) for b in free]
+    return [pytest.param(b, id=str(b), marks=() if any(w in b.text for w in words) and not _recorded(b) else pytest.mark.full) for b in free]
 
 
 def _recorded(block: Block) -> bool:

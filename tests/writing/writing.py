@@ -60,14 +60,16 @@ def rules_broken_by_name(name: str) -> list[str]:
 def defined_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, name) of each definition: modules by `as`, functions, classes, parameters, variables, attributes."""
     for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.lineno, node.name
+        if isinstance(node, ast.Name):  # every third node
+            if isinstance(node.ctx, ast.Store):
+                yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute):
+            if isinstance(node.ctx, ast.Store):
+                yield node.lineno, node.attr
         elif isinstance(node, ast.arg):
             yield node.lineno, node.arg
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.attr
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
         elif isinstance(node, ast.Import | ast.ImportFrom):
             yield from ((node.lineno, alias.asname) for alias in node.names if alias.asname and alias.asname != alias.name)
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
@@ -92,7 +94,7 @@ def sentences(text: str) -> Iterator[list[str]]:
 
 
 def breaches(path: Path) -> Iterator[Breach]:
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if not isinstance(node, ast.Constant | ast.expr_context)]
     for line, name in [(1, path.stem), *defined_names(nodes)]:
         yield from (Breach(line, rule, name) for rule in rules_broken_by_name(name))
     for line, text in docstrings(nodes):

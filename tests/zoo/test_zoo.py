@@ -77,7 +77,7 @@ def runs(devices: int, every: int) -> list[tuple[str, tuple[int, ...]]]:
     return [(case, layout) for case in chosen for layout in (PARALLEL[devices] if case == "gpt2" else [()])]
 
 
-@pytest.mark.parametrize(("devices", "every"), [(1, 1), (2, 2), (4, 2), *(pytest.param(n, 1, marks=pytest.mark.full) for n in (2, 4))])
+@pytest.mark.parametrize(("devices", "every"), [(1, 1), (2, 3), (4, 3), *(pytest.param(n, 1, marks=pytest.mark.full) for n in (2, 4))])
 def test_losses_equal_pytorch(devices: int, every: int) -> None:
     for case, layout in runs(devices, every):
         curve = losses(case, devices, layout)
