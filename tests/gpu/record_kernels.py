@@ -31,13 +31,13 @@ from jobflow.ops.runtime_assertions import RuntimeAssertion  # noqa: E402
 
 #: implementations by array functions
 ARRAY_FUNCTIONS = ("kernel",)
-_MATRICES = "cuSOLVER factorizes matrices"
+SOLVER = "cuSOLVER factorizes matrices"
 _UNKNOWN_SIZE = "the size of its result depends on the elements"
 #: operations without a printed kernel -> the reason
 REASONS = {
     **dict.fromkeys(
         ("Det", "Cofactor", "SlogDet", "MatrixExp", "Inverse", "Solve", "PseudoInverse", "Cholesky", "QR", "SVD", "Eigh", "Lu", "PivotMatrix"),
-        _MATRICES,
+        SOLVER,
     ),
     **dict.fromkeys(("UniqueWithCounts", "Argwhere", "OrdinalCodes"), _UNKNOWN_SIZE),
     "UserGradient": "no plan contains it",
