@@ -21,7 +21,7 @@
     sort_kernels       sorts of lines of up to 2,048 elements
 
 CuPy computes all other operations.  The tests compile the kernel texts for several GPUs, and run them on the host with emulated CUDA built-ins.
-None of the kernels has run on a GPU.
+`benchmarks/gpu/RESULTS.md` lists what has run on a GPU.
 """
 
 #: module of operations -> the modules of this package that register implementations of them
