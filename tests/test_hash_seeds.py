@@ -22,7 +22,8 @@ def explained(job: str, devices: int, seed: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("job", "devices"), [("hybrid_mlp.py:train_job", 2), ("hybrid_mlp_optimizer.py:train_job", 3), ("hybrid_lenet.py:train_job", 4)]
+    ("job", "devices"),
+    [pytest.param("hybrid_mlp.py:train_job", 2, marks=pytest.mark.full), ("hybrid_mlp_optimizer.py:train_job", 3), ("hybrid_lenet.py:train_job", 4)],
 )
 def test_every_stage_prints_the_same(job: str, devices: int) -> None:
     first, second = (explained(job, devices, seed) for seed in (0, 1))

@@ -216,7 +216,7 @@ def test_arguments_may_come_from_a_file(model: str, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("target", "steps"),
     [
-        ("consistent_strategy.py:train_job", 1),
+        pytest.param("consistent_strategy.py:train_job", 1, marks=pytest.mark.full),
         ("hybrid_lenet.py:train_job", 1),
         ("hybrid_mlp.py:train_job", 2),
         ("hybrid_mlp_optimizer.py:train_job", 1),

@@ -13,7 +13,7 @@ from traced import text, world_of
 
 from jobflow.ops.softmax import Softmax
 
-PROGRAMS = 3  # on each mesh; scripts/fuzz_layouts tries as many as there is time for
+PROGRAMS = 2  # on each mesh; scripts/fuzz_layouts tries as many as there is time for
 
 
 #: programs on the largest meshes are slowest and run only with --full

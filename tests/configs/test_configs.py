@@ -79,7 +79,7 @@ def test_ways_to_spread_the_transformer_change_no_loss(images: Path, tmp_path: P
         np.testing.assert_allclose(seen.losses, one.losses, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.full) if name in ("char_gpt_dp", "char_gpt_tp") else name for name in NAMES])
 def test_its_train_job_agrees_with_one_device(name: str, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = next(own for start, own in shortened.SETTINGS.items() if name.startswith(start))
     own = (f"data.train.path={images}",) if name == "resnet_images" else ()

@@ -112,8 +112,8 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_the_kernel_gives_what_it_gives_on_numpy(name: str, cupy: Any) -> None:
-    check_op(cupy, OPS[name])
+def test_the_kernel_gives_what_it_gives_on_numpy(name: str, cupy: Any, pytestconfig: pytest.Config) -> None:
+    check_op(cupy, OPS[name], every=pytestconfig.getoption("--full"))
 
 
 def test_whole_numbers_are_added_at_their_places(cupy: Any) -> None:

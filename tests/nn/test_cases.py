@@ -81,7 +81,12 @@ def test_second_gradients(case: Case) -> None:
 PLAIN = [*ACTIVATIONS, *AT_ZERO, *WRITTEN, *POOLS, *LOSSES]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in PLAIN], ids=lambda case: case.name)
+def _by_turns(cases: list[Case]) -> list[Any]:
+    """Return all cases; without --full only every second one."""
+    return [case if i % 2 else pytest.param(case, marks=pytest.mark.full) for i, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize("case", _by_turns([case for case in CASES if case not in PLAIN]), ids=lambda case: case.name)
 def test_cases_on_a_mesh_equal_pytorch(case: Case) -> None:
     for results in on_ranks(4, lambda rank: run_case(case, _on_mesh, _weights_on_mesh)):
         check(case, results)
