@@ -65,7 +65,7 @@ def launch_kernel(
 
     def launch() -> None:
         with _LAUNCHING:
-            library.launch(entry, ctypes.c_void_p(parameters), x, block_x, block_y)
+            assert library.launch(entry, ctypes.c_void_p(parameters), x, block_x, block_y), f"{name}: threads of a block wait at different barriers"
 
     if stream in Stream.all:
         Stream.all[stream].run(launch)

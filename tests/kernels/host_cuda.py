@@ -1,7 +1,8 @@
 """Execution of CUDA kernels on the host: the same text, compiled by g++ with emulated CUDA built-ins.
 
-The threads of a block are contexts that are switched at `__syncthreads` and at shuffles; blocks run sequentially.  All kernels of a test are
-compiled together.
+The threads of a block are contexts that are switched at `__syncthreads` and at shuffles; blocks run sequentially.  Between two barriers, threads run
+one after another, in an order that changes at each barrier.  A missing barrier therefore changes results, and divergent barriers raise an error.  All
+kernels of a test are compiled together.
 """
 
 from __future__ import annotations
@@ -55,10 +56,13 @@ static ucontext_t creator, created;
 static jmp_buf scheduler, threads[256];
 static char stacks[256][1 << 15], passed[256][8];
 static bool exists[256], over[256];
+// the return address of the barrier at which a thread waits
+static void *barriers[256];
 static void (*kernel)(void **);
 static void **given;
 
 static __attribute__((noinline)) void __syncthreads() {
+  barriers[turn] = __builtin_return_address(0);
   if (!_setjmp(threads[turn])) _longjmp(scheduler, 1);
 }
 template <typename T> static T shuffled(T mine, int distance) {
@@ -101,21 +105,35 @@ static __attribute__((noinline)) void resume() {
   swapcontext(&creator, &created);
 }
 
-extern "C" void launch(void (*f)(void **), void **arguments, unsigned int blocks, unsigned int x, unsigned int y) {
+// returns 0 if threads of a block wait at different barriers
+extern "C" int launch(void (*f)(void **), void **arguments, unsigned int blocks, unsigned int x, unsigned int y) {
   kernel = f, given = arguments, gridDim = {blocks, 1, 1};
+  const int count = int(x * y);
+  unsigned int random = 1;
   for (unsigned int block = 0; block < blocks; ++block) {
     blockIdx = {block, 0, 0};
     memset(over, 0, sizeof over);
     for (bool going = true; going;) {
+      random = random * 1664525u + 1013904223u;
+      const int start = int((random >> 8) % count), step = random >> 31 ? 1 : count - 1;
+      void *barrier = nullptr;
       going = false;
-      for (turn = 0; turn < int(x * y); ++turn) {
+      for (int k = 0; k < count; ++k) {
+        turn = (start + k * step) % count;
         if (over[turn]) continue;
         threadIdx = {turn % x, turn / x, 0};
         resume();
-        going = going || !over[turn];
+        if (over[turn]) continue;
+        going = true;
+        if (barrier && barrier != barriers[turn]) {
+          memset(exists, 0, sizeof exists);
+          return 0;
+        }
+        barrier = barriers[turn];
       }
     }
   }
+  return 1;
 }
 """
 #: host versions of functions in GPU assembly
@@ -214,7 +232,8 @@ def launch(loaded: Any, name: str, grid: Sequence[int], block: Sequence[int], ar
     """Run a kernel; arrays, including those of an emulated GPU, are passed by address."""
     values = [_number(a) if isinstance(a, np.generic) else ctypes.c_void_p(_address(a)) for a in arguments]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-    loaded.launch(getattr(loaded, f"call_{name}"), pointers, grid[0], block[0], block[1] if len(block) > 1 else 1)
+    converges = loaded.launch(getattr(loaded, f"call_{name}"), pointers, grid[0], block[0], block[1] if len(block) > 1 else 1)
+    assert converges, f"{name}: threads of a block wait at different barriers"
 
 
 def _address(array: Any) -> int:
