@@ -53,7 +53,7 @@ class CtcKernels:
 
 
 def launches(op: Op, scratch: Scratch, inputs: Sequence[Array], outputs: Sequence[Array], name: str = NAME) -> list[CtcLaunch]:
-    """Return the launches that compute an operation, without any if the outputs have no elements; `name` begins the names of the kernels."""
+    """Return the launches that compute an operation, or none if its outputs are empty; `name` begins the names of the kernels."""
     if not any(y.size for y in outputs):
         return []
     if isinstance(op, CtcGreedyDecoder):

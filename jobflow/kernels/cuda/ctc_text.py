@@ -285,7 +285,7 @@ extern "C" __global__ void __launch_bounds__({THREADS}) {name}_decoded(
     const long long *best, const double *largest, const {ids} *lengths, {ids} *decoded, {stored} *total,
     long long steps, long long count, long long classes, long long lengths_n, long long decoded_n, long long decoded_t, long long total_n,
     int merge_repeated) {{
-  static __shared__ int kept[{THREADS}];
+  static __shared__ int counts[{THREADS}];
   static __shared__ double sums[{THREADS}];
   const int thread = threadIdx.x;
   for (long long n = blockIdx.x; n < count; n += gridDim.x) {{
@@ -296,16 +296,16 @@ extern "C" __global__ void __launch_bounds__({THREADS}) {name}_decoded(
       const long long t = first + thread, c = t < frames ? classes_of_n[t] : classes - 1;
       const bool emitted = c != classes - 1 && !(merge_repeated && t && c == classes_of_n[t - 1]);
       if (t < frames) sum += largest[n * steps + t];
-      kept[thread] = emitted;
+      counts[thread] = emitted;
       __syncthreads();
       for (int far = 1; far < {THREADS}; far *= 2) {{
-        const int other = thread >= far ? kept[thread - far] : 0;
+        const int other = thread >= far ? counts[thread - far] : 0;
         __syncthreads();
-        kept[thread] += other;
+        counts[thread] += other;
         __syncthreads();
       }}
-      if (emitted) decoded[n * decoded_n + (end + kept[thread] - 1) * decoded_t] = ({ids})c;
-      end += kept[{THREADS - 1}];
+      if (emitted) decoded[n * decoded_n + (end + counts[thread] - 1) * decoded_t] = ({ids})c;
+      end += counts[{THREADS - 1}];
       __syncthreads();
     }}
     for (long long t = end + thread; t < steps; t += {THREADS}) decoded[n * decoded_n + t * decoded_t] = 0;

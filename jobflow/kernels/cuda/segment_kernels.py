@@ -74,7 +74,7 @@ def segments_of(op: Op, data: TensorType, ids: TensorType, y: TensorType) -> Seg
 def launches_of_order(launch: Launch, scratch: Scratch, keys: Array, bits: int) -> tuple[list[Call], Array, Array]:
     """Return the launches of a stable sort of the entries by the lowest `bits` bits of `keys`, which they may overwrite.
 
-    Returns also the arrays of the sorted keys and of the sorted entries.
+    Also return the arrays of the sorted keys and of the sorted entries.
     """
     text, count = print_sort(), int(keys.size)
     tiles = max(-(-count // TILE), 1)
