@@ -118,7 +118,7 @@ def host_results(op: Op, arrays: Sequence[Any]) -> list[Any]:
 
 
 def check_op(cupy: Any, cls: type[Op], setting: str = "numpy", every: bool = True) -> None:
-    """The device = NumPy, for arrays in the plain order of memory, and by turns in one of the others.
+    """Compare the device with NumPy, for arrays in the plain order of memory, and by turns in one of the other orders.
 
     Without `every`, each case runs in one order, by turns.
     """

@@ -25,10 +25,10 @@ SIDES = 2
 SEPARATE = 4 << 20
 
 
-class Uploads:
-    """Copies of host arrays to a GPU, in the order of a stream, through two page-locked buffers that take turns.
+class StreamCopies:
+    """Copies on one stream through page-locked memory.
 
-    `host_array(count, dtype)` returns page-locked memory, and `wait(event)` waits for an event.
+    `host_array(count, dtype)` returns page-locked memory, and `wait(event)` waits for an event.  `enqueuing` is held while work is enqueued.
     """
 
     def __init__(
@@ -39,14 +39,22 @@ class Uploads:
         wait: Callable[[Any], None],
         enqueuing: AbstractContextManager[Any],
     ) -> None:
-        """`enqueuing` is held while work is enqueued on `stream`."""
-        self._stream, self._host_array, self._wait, self._enqueuing = stream, host_array, wait, enqueuing
+        self._stream, self._new_event, self._host_array, self._wait, self._enqueuing = stream, new_event, host_array, wait, enqueuing
+        self._lock = threading.Lock()
+
+
+class Uploads(StreamCopies):
+    """Copies of host arrays to a GPU, in the order of a stream, through two page-locked buffers that take turns.
+
+    The lock is held until a copy has started, because an event after it protects the page-locked memory.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._buffers: list[Array | None] = [None] * SIDES
-        self._events = [new_event() for _ in range(SIDES)]
+        self._events = [self._new_event() for _ in range(SIDES)]
         self._recorded = [False] * SIDES
         self._side = self._used = 0
-        #: held until the copy has started, because an event after it protects the page-locked memory
-        self._lock = threading.Lock()
 
     def copy(self, target: Array, value: Array) -> None:
         """Copy `value` to a contiguous array of the same shape; `value` may be changed after return."""
@@ -88,23 +96,13 @@ class Uploads:
         self._recorded[self._side] = False
 
 
-class Downloads:
+class Downloads(StreamCopies):
     """Copies of arrays of a GPU to the host, through page-locked memory."""
 
-    def __init__(
-        self,
-        stream: Any,
-        new_event: Callable[[], Any],
-        host_array: Callable[[int, Any], Array],
-        wait: Callable[[Any], None],
-        enqueuing: AbstractContextManager[Any],
-    ) -> None:
-        """`enqueuing` is held while work is enqueued on `stream`."""
-        self._stream, self._host_array, self._wait, self._enqueuing = stream, host_array, wait, enqueuing
-        self._new_event = new_event
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         #: copies that may be incomplete, with their memory, which nothing else may use before: the caller may drop the result of `start`
         self._unfinished: deque[tuple[Any, list[Array]]] = deque()
-        self._lock = threading.Lock()
 
     def start(self, arrays: Sequence[Array]) -> Callable[[], list[Array]]:
         """Start the copies; the result waits for them, and returns NumPy arrays."""
